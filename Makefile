@@ -1,0 +1,56 @@
+# Millpond: `make help` lists the targets. A bare machine needs only Python 3.11, make and (for the cluster) root and Go.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.millpond-installed
+UV_VERSION := 0.13.9
+export PYTHONPATH := hack
+# Everything here runs on two cores beside a cluster: without a bound every torch process would take both.
+export OMP_NUM_THREADS ?= 1
+
+-include hack/devcluster/devcluster.mk
+
+##@ Everyday
+.PHONY: help
+help: ## List the targets
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z][a-zA-Z0-9_-]*:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: install
+install: $(STAMP) ## Make the virtual environment with everything the targets need
+
+$(STAMP): requirements/dev.txt pyproject.toml
+	@hack/install "$(PYTHON)" "$(VENV)" "$(UV_VERSION)"
+	@touch $@
+
+.PHONY: test
+test: install ## Run the tests (brings up the cluster they need; see MILLPOND_KUBECONFIG)
+	@hack/prepare test
+	@$(BIN)/pytest tests
+
+.PHONY: demo
+demo: install ## Bring up a real cluster, install the chart, apply the quickstart, stream a real answer
+	@hack/prepare demo
+	@$(BIN)/python -m demo
+
+.PHONY: check
+check: install ## Format, lint, types, layers, generated files, import guard
+	@hack/check
+
+##@ Upkeep
+.PHONY: format
+format: install ## Format and fix what ruff can fix
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+.PHONY: lock
+lock: ## Resolve the hashed pins under requirements/ again
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m uv --version >/dev/null 2>&1 || $(BIN)/python -m pip --quiet install uv==$(UV_VERSION)
+	@$(BIN)/python hack/lock
+
+.PHONY: clean
+clean: ## Remove the virtual environment and caches of this checkout
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

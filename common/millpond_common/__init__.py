@@ -1,0 +1,1 @@
+"""What two or more Millpond programs must agree on."""

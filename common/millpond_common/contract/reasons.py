@@ -1,0 +1,72 @@
+"""Condition types and the enumerated reasons that appear unchanged in status, events, metrics and logs."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class ConditionType(StrEnum):
+    """Conditions of an InferencePool; polarity is constant: True is the good or active state, except Degraded and ScalingLimited."""
+
+    READY = "Ready"
+    PROGRESSING = "Progressing"
+    MODEL_AVAILABLE = "ModelAvailable"
+    SCALING_ACTIVE = "ScalingActive"
+    SCALING_LIMITED = "ScalingLimited"
+    DEGRADED = "Degraded"
+
+
+class ConditionReason(StrEnum):
+    """Why a condition has its status. One word for one cause, wherever it is reported."""
+
+    # Ready and Progressing
+    ANSWERING = "Answering"  # every wanted replica of the current revision answered a real request through the gateway
+    SCALED_TO_ZERO = "ScaledToZero"
+    PENDING = "Pending"  # not yet looked at
+    CREATING = "Creating"  # children are being made
+    ROLLING_OUT = "RollingOut"
+    WAITING_FOR_CAPACITY = "WaitingForCapacity"  # a surge does not fit; the rollout replaces one by one
+    DRAINING = "Draining"
+    COMPLETE = "Complete"
+    PAUSED = "Paused"
+    REPLICAS_NOT_READY = "ReplicasNotReady"
+    GATEWAY_NOT_READY = "GatewayNotReady"
+    GATEWAY_NOT_ROUTING = "GatewayNotRouting"  # the gateway does not know the replica yet
+    PROBE_FAILED = "ProbeFailed"  # the real request through the gateway failed
+    # what can be wrong with a replica
+    UNSCHEDULABLE = "Unschedulable"
+    IMAGE_PULL = "ImagePull"
+    CRASH_LOOP = "CrashLoop"
+    OOM_KILLED = "OOMKilled"
+    MODEL_FETCH_FAILED = "ModelFetchFailed"
+    MODEL_LOAD = "ModelLoad"  # the engine is still loading, or failed to load, the weights
+    CONFIG_ERROR = (
+        "ConfigError"  # the container cannot be created as asked (missing Secret, ConfigMap, claim)
+    )
+    # ModelAvailable
+    MODEL_LOADED = "ModelLoaded"
+    MODEL_FETCHING = "ModelFetching"
+    MODEL_TOO_LARGE = (
+        "ModelTooLarge"  # weights and KV cache do not fit the asked memory; numbers in the message
+    )
+    MODEL_FITS = "ModelFits"
+    MODEL_SIZE_UNKNOWN = "ModelSizeUnknown"
+    # the world
+    SECRET_NOT_FOUND = "SecretNotFound"  # noqa: S105 - a reason, not a password
+    CLAIM_NOT_FOUND = "ClaimNotFound"
+    CHILD_NOT_OURS = "ChildNotOurs"  # an object with the name we need belongs to another controller
+    API_MISSING = "ApiMissing"  # an optional API (KEDA, ServiceMonitor, LeaderWorkerSet) is not installed
+    API_ERROR = "ApiError"
+    INVALID_SPEC = "InvalidSpec"
+    NOT_SUPPORTED = "NotSupported"  # accepted by the schema, not served by this release
+    CONFLICT = "Conflict"  # two owners of one field
+    HEALTHY = "Healthy"
+    # ScalingActive, ScalingLimited
+    FIXED_REPLICAS = "FixedReplicas"
+    EXTERNAL_SCALER = "ExternalScaler"
+    SCALING = "Scaling"
+    NO_DATA = "NoData"
+    STALE_DATA = "StaleData"
+    WITHIN_LIMITS = "WithinLimits"
+    MIN_REPLICAS = "MinReplicas"
+    MAX_REPLICAS = "MaxReplicas"

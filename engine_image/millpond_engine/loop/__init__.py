@@ -1,0 +1,1 @@
+"""The engine thread: takes requests from the server, steps, hands out tokens."""

@@ -1,0 +1,1 @@
+"""Model architectures over shared layers, and weight loading."""

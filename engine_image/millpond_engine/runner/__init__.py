@@ -1,0 +1,1 @@
+"""Torch runner: rows of state, paged KV tensors, sampling."""

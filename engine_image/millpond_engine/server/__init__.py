@@ -1,0 +1,1 @@
+"""HTTP server: the OpenAI surface and the operator surface."""

@@ -1,0 +1,1 @@
+"""A real single-node Kubernetes for Millpond's tests and demo: `python -m devcluster up [--node]`."""

@@ -1,0 +1,7 @@
+"""Entry point of `python -m devcluster`."""
+
+import sys
+
+from devcluster.cli import main
+
+sys.exit(main())

@@ -1,0 +1,1 @@
+"""A fleet in virtual time, built from the pure parts of the three programs."""
