@@ -28,6 +28,8 @@ class NewRow:
     """Ends of sequence, banned while fewer than `min_tokens` are generated."""
     min_tokens: int = 0
     adapter: str = ""
+    request_id: str = ""
+    """Whose sequence it is: time to schedule and device time are charged by it. The runner does not read it."""
 
 
 @dataclass(frozen=True, slots=True)
