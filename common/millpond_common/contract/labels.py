@@ -29,6 +29,9 @@ PAUSED = f"{GROUP}/paused"
 CONFIG_HASH = f"{GROUP}/config-hash"
 """Annotation on a pod template: digest of the engine configuration file it starts with."""
 
+APPLIED_DIGEST = f"{GROUP}/applied-digest"
+"""Annotation on a child: digest of the manifest the operator applied last."""
+
 MANAGER = "millpond-operator"
 """Field manager of every server-side apply of the operator."""
 STATUS_MANAGER = "millpond-operator-status"
