@@ -22,7 +22,10 @@ class ErrorCode(StrEnum):
     MODEL_NOT_FOUND = "model_not_found"
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
+    REQUEST_TIMEOUT = "request_timeout"
     PAYLOAD_TOO_LARGE = "payload_too_large"
+    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
+    HEAD_TOO_LARGE = "head_too_large"
     TENANT_CONCURRENCY = "tenant_concurrency"
     TENANT_TOKENS = "tenant_tokens"
     ENGINE_ERROR = "engine_error"
@@ -46,7 +49,10 @@ ERROR_KINDS: dict[ErrorCode, tuple[int, str]] = {
     ErrorCode.MODEL_NOT_FOUND: (404, "NotFoundError"),
     ErrorCode.NOT_FOUND: (404, "NotFoundError"),
     ErrorCode.METHOD_NOT_ALLOWED: (405, "BadRequestError"),
+    ErrorCode.REQUEST_TIMEOUT: (408, "BadRequestError"),
     ErrorCode.PAYLOAD_TOO_LARGE: (413, "PayloadTooLarge"),
+    ErrorCode.UNSUPPORTED_MEDIA_TYPE: (415, "BadRequestError"),
+    ErrorCode.HEAD_TOO_LARGE: (431, "BadRequestError"),
     ErrorCode.TENANT_CONCURRENCY: (429, "RateLimitError"),
     ErrorCode.TENANT_TOKENS: (429, "RateLimitError"),
     ErrorCode.ENGINE_ERROR: (500, "InternalServerError"),
