@@ -1,0 +1,208 @@
+"""What passes between routing and its callers: frozen records, no behaviour beyond a derived property."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+import msgspec
+
+
+class Policy(StrEnum):
+    """How a pool chooses; the values of `spec.gateway.routing`."""
+
+    AUTO = "Auto"
+    PREFIX = "Prefix"
+    LEAST_LOADED = "LeastLoaded"
+    ROUND_ROBIN = "RoundRobin"
+
+
+class Role(StrEnum):
+    """What an engine computes."""
+
+    BOTH = "Both"
+    PREFILL = "Prefill"
+    DECODE = "Decode"
+
+
+class DropReason(StrEnum):
+    """Why an endpoint is no candidate."""
+
+    NOT_READY = "NotReady"
+    CORDONED = "Cordoned"
+    EJECTED = "Ejected"
+    CANNOT_FIT = "CannotFit"
+    WRONG_ROLE = "WrongRole"
+    WRONG_REVISION = "WrongRevision"
+    ADAPTER_MISSING = "AdapterMissing"
+    ALREADY_TRIED = "AlreadyTried"
+
+
+class ChoiceReason(StrEnum):
+    """Why this endpoint, or why none."""
+
+    LOWEST_COST = "LowestCost"
+    TIE = "Tie"
+    """Several costs lay inside the tie band; the seeded generator picked one."""
+    ONLY_CANDIDATE = "OnlyCandidate"
+    NEXT_IN_ROTATION = "NextInRotation"
+    PARTITION_HASH = "PartitionHash"
+    """Peers are unreachable: bounded-load consistent hashing."""
+    NO_ENDPOINT = "NoEndpoint"
+    """The pool has no endpoint at all."""
+    NO_CANDIDATE = "NoCandidate"
+    """Every endpoint was dropped; the drops say why."""
+
+
+class KeyKind(StrEnum):
+    """What a prompt's block keys were computed from."""
+
+    TOKENS = "Tokens"
+    TEXT = "Text"
+    """Fallback: chunks of text, where the engine's tokens are unknown."""
+    NONE = "None"
+    """No key: the prompt is shorter than one block, or its key took too long."""
+
+
+class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica as the gateway sees it. Identity is (`uid`, `epoch`), never an address."""
+
+    uid: str
+    """UID of the pod, or the configured name of a static endpoint."""
+    pod: str
+    address: str
+    """`host:port`; opaque to routing."""
+    epoch: str | None = None
+    """Random number of this engine start; None until the engine told it."""
+    revision: str = ""
+    role: Role = Role.BOTH
+    ready: bool = False
+    """The model answers; a running process whose weights still load is not ready."""
+    cordoned: bool = False
+    """Marked to leave: no new requests, open streams run on."""
+    block_tokens: int = 16
+    num_blocks: int | None = None
+    """KV blocks on the device; None while unknown."""
+    max_model_tokens: int | None = None
+    prefill_tokens_per_second: float | None = None
+    """The engine's own measurement: a prior until this fleet of gateways learned better."""
+    adapters: frozenset[str] | None = None
+    """LoRA adapters it can serve; None means every one."""
+
+
+class PromptKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt as the index knows it: chained keys of its full blocks, in order."""
+
+    keys: Sequence[int] = ()
+    """Unsigned 64-bit numbers; each one identifies the whole prefix that ends with its block."""
+    tokens_per_key: float = 16.0
+    """Prompt tokens that one key stands for; an estimate for text keys."""
+    num_tokens: int = 0
+    """Prompt tokens, counted or estimated."""
+    kind: KeyKind = KeyKind.NONE
+
+
+class RequestView(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as routing sees it."""
+
+    request_id: str
+    prompt: PromptKeys
+    max_output_tokens: int | None = None
+    """The caller's limit; None when it named none."""
+    expected_output_tokens: int = 256
+    """What the decode load is estimated from; at most `max_output_tokens`."""
+    traffic_class: str = ""
+    tenant: str = ""
+    session: int | None = None
+    """64-bit hash of the session header; None without one."""
+    role: Role = Role.BOTH
+    """Which leg is placed: Both for an aggregated request, Prefill or Decode for one leg of a pair."""
+    revision: str | None = None
+    """Only this revision may serve it; None lets the weights decide."""
+    adapter: str = ""
+
+
+class Score(msgspec.Struct, frozen=True, gc=False):
+    """Cost of one candidate in seconds, term by term."""
+
+    uid: str
+    total_seconds: float
+    queue_seconds: float
+    """Uncached tokens in flight, over speed."""
+    own_seconds: float
+    """Price of recompute times the request's own uncached tokens, over speed."""
+    decode_seconds: float
+    affinity_seconds: float
+    queued_tokens: int
+    uncached_tokens: int
+    cached_tokens: int
+    tokens_per_second: float
+
+
+class Drop(msgspec.Struct, frozen=True, gc=False):
+    """One endpoint that was no candidate."""
+
+    uid: str
+    reason: DropReason
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to one request: an endpoint, or none, with the reason and the numbers behind it."""
+
+    endpoint: EndpointView | None
+    reason: ChoiceReason
+    policy: Policy
+    scores: tuple[Score, ...] = ()
+    drops: tuple[Drop, ...] = ()
+    score: Score | None = None
+    """The chosen endpoint's own."""
+
+    @property
+    def predicted_wait_seconds(self) -> float:
+        """Seconds until the first token: queue and own uncached tokens over speed, without the price."""
+        if self.score is None:
+            return 0.0
+        return (self.score.queued_tokens + self.score.uncached_tokens) / self.score.tokens_per_second
+
+
+class Reservation(msgspec.Struct, frozen=True, kw_only=True):
+    """Load booked on one replica for one request, before any byte is sent."""
+
+    id: int
+    """Unique for this gateway process."""
+    request_id: str
+    uid: str
+    epoch: str | None
+    uncached_tokens: int
+    """Freed at the first chunk."""
+    cached_tokens: int
+    """What the index predicted."""
+    kv_blocks: int
+    """Freed at the end, with the output tokens."""
+    output_tokens: int
+    reserved_at: float
+    session: int | None = None
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine counted for one finished request; the audit of the prediction."""
+
+    prompt_tokens: int
+    cached_tokens: int | None = None
+    """None when the engine does not report it."""
+    output_tokens: int = 0
+
+
+class ReplicaLoad(msgspec.Struct, frozen=True, gc=False):
+    """Everything reserved on one replica at one instant, all gateways together."""
+
+    uid: str
+    queued_tokens: int
+    """Uncached prompt tokens whose first token has not come."""
+    output_tokens: int
+    """Expected output tokens of open requests."""
+    kv_blocks: int
+    num_prefilling: int
+    num_decoding: int
+    num_own_open: int
+    """Requests this gateway process has open on it."""
