@@ -27,7 +27,7 @@ DEFAULT_HUB_REVISION = "main"
 """Revision of an hf:// source that names none."""
 
 Role = Literal["Both", "Prefill", "Decode"]
-_AT = re.compile(r"^(?P<problem>.*?)(?: - at `(?:key in )?\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_AT = re.compile(r"^(?P<problem>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>.*)`)?$", re.DOTALL)
 
 
 class PoolMetadata(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
