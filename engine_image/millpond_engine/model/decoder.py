@@ -1,0 +1,69 @@
+"""A decoder-only transformer: embedding, layers, final norm, output matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from millpond_engine.model.config import ModelConfig
+from millpond_engine.model.layers import (
+    AttentionFeatures,
+    DecoderLayer,
+    Linear,
+    WeightReader,
+    load_decoder_layer,
+)
+from millpond_engine.model.ops import Attend, Ops
+
+
+@dataclass(slots=True)
+class Decoder:
+    """Weights of one model, bound to the operations of one device."""
+
+    config: ModelConfig
+    ops: Ops
+    embedding: torch.Tensor
+    layers: list[DecoderLayer]
+    final_norm: torch.Tensor
+    head: Linear
+    rope_divisors: torch.Tensor | None = None
+    """Factors on the rotary frequencies that came with the weights."""
+
+    def forward(self, tokens: torch.Tensor, attend: Attend, wanted: torch.Tensor | None) -> torch.Tensor:
+        """Run the flattened batch.
+
+        Args:
+            tokens: `[num_tokens]` ids.
+            attend: attention bound to this step.
+            wanted: indices of the tokens whose final hidden state is needed; all when absent.
+
+        Returns:
+            Normed hidden states `[num_wanted, hidden]`.
+        """
+        residual = self.ops.embed(tokens, self.embedding)
+        x: torch.Tensor | None = None
+        for layer in self.layers:
+            x = layer.forward(self.ops, x, residual, attend)
+        assert x is not None
+        if wanted is not None:
+            x, residual = x.index_select(0, wanted), residual.index_select(0, wanted)
+        return self.ops.add_rms_norm(x, residual, self.final_norm, self.config.norm_eps)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Scores over the vocabulary `[num_wanted, vocabulary_size]`."""
+        return self.head(self.ops, hidden)
+
+
+def load_decoder(config: ModelConfig, reader: WeightReader, ops: Ops, features: AttentionFeatures) -> Decoder:
+    """Read a whole model, layer by layer."""
+    embedding = reader.vector("model.embed_tokens.weight")
+    tied = config.tied_embeddings or "lm_head.weight" not in reader.source
+    head = embedding if tied else reader.vector("lm_head.weight")
+    layers = [
+        load_decoder_layer(index, config=config, reader=reader, ops=ops, features=features)
+        for index in range(config.num_layers)
+    ]
+    norm = reader.vector("model.norm.weight")
+    divisors = reader.vector("rope_divisors").float().cpu() if "rope_divisors" in reader.source else None
+    return Decoder(config, ops, embedding, layers, norm, Linear(ops.pack(head)), divisors)
