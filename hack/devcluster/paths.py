@@ -81,7 +81,7 @@ class Layout:
 
 
 def find_layout(environ: Mapping[str, str], home: Path) -> Layout:
-    """Resolve the folders from the environment; relative paths are refused by making them absolute to `home`."""
+    """Resolve the folders from the environment; a relative path counts from `home`."""
     state = _root(environ, "MILLPOND_STATE_DIR", "XDG_STATE_HOME", home / ".local/state", home)
     cache = _root(environ, "MILLPOND_CACHE_DIR", "XDG_CACHE_HOME", home / ".cache", home)
     return Layout(state=state / "devcluster", cache=cache / "devcluster")

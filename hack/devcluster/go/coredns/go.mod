@@ -1,4 +1,4 @@
-module millpond.dev/hack/devcluster/coredns
+module millpond.dev/hack/devcluster/go/coredns
 
 go 1.26.0
 

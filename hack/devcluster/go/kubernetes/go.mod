@@ -1,4 +1,4 @@
-module millpond.dev/hack/devcluster/kubernetes
+module millpond.dev/hack/devcluster/go/kubernetes
 
 go 1.26.0
 

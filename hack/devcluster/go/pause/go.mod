@@ -1,0 +1,3 @@
+module millpond.dev/hack/devcluster/go/pause
+
+go 1.26.0

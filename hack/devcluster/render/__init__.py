@@ -1,0 +1,1 @@
+"""Pure builders: command lines and configuration files from addresses and paths."""
