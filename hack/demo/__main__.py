@@ -1,0 +1,138 @@
+"""The demo: python -m demo [--clean] [--quick]."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from contextlib import ExitStack
+
+from demo import install
+from demo.chat import ask
+from demo.cluster import Cluster, find_cluster
+from demo.errors import DemoError
+from demo.forward import port_forward
+from demo.load import Tally, run_load
+from demo.steps import run, say, step
+
+MODEL = "smollm2"
+QUESTION = "What is the capital of France?"
+SYSTEM = (
+    "You answer questions about a mill and its pond. The mill stands at the outflow of the pond; the sluice keeper opens the "
+    "gate in the morning, when the miller asks for water, and closes it at night. The pond holds water for nine days of "
+    "grinding. In dry summers the keeper lets only half the gate open, and the miller grinds every second day. The wheel is of "
+    "oak, fourteen feet across, and was built anew after the flood. Answer in one short sentence."
+)
+
+
+def main() -> int:
+    """Run the demo, or clean up after it."""
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser.add_argument(
+        "--clean", action="store_true", help="remove what the demo made, the cluster included"
+    )
+    parser.add_argument("--quick", action="store_true", help="stop after the first streamed answer")
+    arguments = parser.parse_args()
+    if arguments.clean:
+        run([sys.executable, "-m", "devcluster", "down"], what="taking the cluster down", show=True)
+        return 0
+    with ExitStack() as stack:
+        show(stack, quick=arguments.quick)
+    return 0
+
+
+def show(stack: ExitStack, *, quick: bool) -> None:
+    """The main job, step by step."""
+    with step("a real Kubernetes cluster"):
+        cluster = find_cluster()
+    with step("the three images"):
+        images = install.push_images(cluster)
+    with step("helm install"):
+        install.install_chart(cluster, images)
+    with step("the model file, and kubectl apply of examples/01-quickstart.yaml"):
+        model, server = install.serve_model(cluster)
+        if server is not None:
+            stack.callback(server.terminate)
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": install.NAMESPACE}}
+        pool = install.make_pool(model)
+        install.apply(cluster, namespace)
+        install.apply(cluster, pool)
+    with step("the pool becomes Ready: every replica has answered a real request"):
+        install.wait_ready(cluster, MODEL)
+        print(
+            cluster.run_kubectl(
+                "-n", install.NAMESPACE, "get", "mpool", "-o", "wide", what="kubectl get mpool"
+            )
+        )
+    url = stack.enter_context(port_forward(cluster, install.NAMESPACE, "service/millpond-gateway", 80))
+    with step(f"a streamed answer through the gateway: {QUESTION}"):
+        answer = ask(url, MODEL, QUESTION)
+        say(f"first token after {answer.first_token_seconds * 1000:.0f} ms")
+    if not quick:
+        show_prefix_cache(url)
+        show_rollout(cluster, url, pool)
+    finish(cluster)
+
+
+def show_prefix_cache(url: str) -> None:
+    """Two requests with one system prompt: the second finds the first one's prefix."""
+    with step("two requests with the same long system prompt: the second hits the prefix cache"):
+        for question in ("How large is the wheel?", "When does the keeper open the gate?"):
+            answer = ask(url, MODEL, question, system=SYSTEM, max_tokens=32)
+            say(
+                f"prompt {answer.prompt_tokens} tokens, cached {answer.cached_tokens}, "
+                f"first token after {answer.first_token_seconds * 1000:.0f} ms"
+            )
+        if answer.cached_tokens == 0:
+            raise DemoError(
+                "the second request found no cached prefix",
+                hint="see the gateway's metrics for the replica it chose",
+            )
+
+
+def show_rollout(cluster: Cluster, url: str, pool: dict[str, object]) -> None:
+    """Roll the pool to a new revision while streams run; none may be lost."""
+    with step("a new revision rolls out while clients stream"):
+        tally = asyncio.run(_roll_under_load(cluster, url, pool))
+        say(f"{tally.total} streams: {tally}")
+        if tally.counts.total() != tally.counts["complete"]:  # type: ignore[index]
+            raise DemoError(
+                f"streams were not whole: {tally.details}", hint="kubectl logs of gateway and engine pods"
+            )
+
+
+async def _roll_under_load(cluster: Cluster, url: str, pool: dict[str, object]) -> Tally:
+    stop = asyncio.Event()
+    prompts = [f"Tell me about the number {number}." for number in range(8)]
+    load = asyncio.create_task(
+        run_load(url, model=MODEL, prompts=prompts, tokens=24, concurrency=4, stop=stop)
+    )
+    try:
+        await asyncio.to_thread(_roll, cluster, pool)
+    finally:
+        stop.set()
+        tally = await load
+    return tally
+
+
+def _roll(cluster: Cluster, pool: dict[str, object]) -> None:
+    spec = dict(pool["spec"])  # type: ignore[call-overload]
+    engine = {**spec.get("engine", {}), "env": [{"name": "MILLPOND_DEMO_ROLLOUT", "value": "2"}]}
+    install.apply(cluster, {**pool, "spec": {**spec, "engine": engine}})
+    install.wait_ready(cluster, MODEL)
+
+
+def finish(cluster: Cluster) -> None:
+    """Say how to go on."""
+    kubectl = f"KUBECONFIG={cluster.kubeconfig} {cluster.kubectl}"
+    print(f"""
+The pool is running. How to go on:
+    {kubectl} -n {install.NAMESPACE} get mpool -o wide
+    {kubectl} -n {install.NAMESPACE} port-forward service/millpond-gateway 8080:80
+    curl localhost:8080/v1/chat/completions -H 'content-type: application/json' \\
+      -d '{{"model": "{MODEL}", "stream": true, "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+Clean up: make demo-clean""")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
