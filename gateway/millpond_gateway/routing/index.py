@@ -50,7 +50,7 @@ class PrefixIndex:
             capacity = endpoint.num_blocks or self._settings.default_blocks
             self.routed.insert(endpoint.uid, keys, capacity=capacity, now=now)
 
-    def audit(self, uid: str, *, predicted: int, real: int, now: float) -> None:
+    def audit(self, uid: str, *, predicted: int, real: int) -> None:
         """Compare a prediction with what the engine counted."""
         if predicted <= 0:
             return

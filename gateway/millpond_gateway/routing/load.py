@@ -1,6 +1,6 @@
 """Load of every replica from reservations: booked before send, prefill freed at the first chunk, rest once.
 
-A reservation is known by (origin, id): origin is the gateway process that made it, "" is this one. Counters
+A reservation is known by (origin, id): origin is the gateway process that made it, OWN is this one. Counters
 are integers, so millions of reservations leave no drift behind.
 """
 
@@ -38,6 +38,9 @@ class _Replica:
         self.own = _Totals()
         self.entries: set[tuple[str, int]] = set()
 
+    def totals(self, origin: str) -> tuple[_Totals, ...]:
+        return (self.all, self.own) if origin == OWN else (self.all,)
+
 
 class _Entry:
     __slots__ = ("decoding", "reservation")
@@ -52,45 +55,49 @@ class LoadBook:
 
     def __init__(self) -> None:
         self._replicas: dict[str, _Replica] = {}
-        self._entries: dict[tuple[str, int], _Entry] = {}
+        self._origins: dict[str, dict[int, _Entry]] = {}
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return sum(len(entries) for entries in self._origins.values())
 
     def reserve(self, reservation: Reservation, origin: str = OWN) -> bool:
         """Book a reservation; False when it is booked already."""
-        key = (origin, reservation.id)
-        if key in self._entries:
+        entries = self._origins.setdefault(origin, {})
+        if reservation.id in entries:
             return False
-        self._entries[key] = _Entry(reservation)
-        replica = self._replicas.setdefault(reservation.uid, _Replica())
-        replica.entries.add(key)
-        for totals in self._totals(replica, origin):
+        entries[reservation.id] = _Entry(reservation)
+        replica = self._replicas.get(reservation.uid)
+        if replica is None:
+            replica = self._replicas[reservation.uid] = _Replica()
+        replica.entries.add((origin, reservation.id))
+        for totals in replica.totals(origin):
             totals.book(reservation, 1)
             totals.book_prefill(reservation, 1)
         return True
 
     def first_token(self, reservation_id: int, origin: str = OWN) -> Reservation | None:
         """Free the prefill part; None when it was freed before or the reservation is gone."""
-        entry = self._entries.get((origin, reservation_id))
+        entry = self._origins.get(origin, {}).get(reservation_id)
         if entry is None or entry.decoding:
             return None
         entry.decoding = True
-        replica = self._replicas[entry.reservation.uid]
-        for totals in self._totals(replica, origin):
+        for totals in self._replicas[entry.reservation.uid].totals(origin):
             totals.book_prefill(entry.reservation, -1)
             totals.num_decoding += 1
         return entry.reservation
 
     def release(self, reservation_id: int, origin: str = OWN) -> Reservation | None:
         """Free all that is left of a reservation, from the phase it is in; None when it is gone already."""
-        entry = self._entries.pop((origin, reservation_id), None)
+        entries = self._origins.get(origin, {})
+        entry = entries.pop(reservation_id, None)
         if entry is None:
             return None
+        if not entries:
+            del self._origins[origin]
         reservation = entry.reservation
         replica = self._replicas[reservation.uid]
         replica.entries.discard((origin, reservation_id))
-        for totals in self._totals(replica, origin):
+        for totals in replica.totals(origin):
             totals.book(reservation, -1)
             if entry.decoding:
                 totals.num_decoding -= 1
@@ -100,49 +107,51 @@ class LoadBook:
             del self._replicas[reservation.uid]
         return reservation
 
-    def drop_replica(self, uid: str) -> int:
-        """Release everything on a replica that is gone or began anew; returns how many reservations."""
+    def drop_replica(self, uid: str) -> list[int]:
+        """Release everything on a replica that is gone or began anew; returns the ids of own reservations."""
         replica = self._replicas.get(uid)
-        entries = sorted(replica.entries) if replica is not None else []
-        for origin, reservation_id in entries:
+        keys = sorted(replica.entries) if replica is not None else []
+        for origin, reservation_id in keys:
             self.release(reservation_id, origin)
-        return len(entries)
+        return [reservation_id for origin, reservation_id in keys if origin == OWN]
 
     def drop_origin(self, origin: str) -> int:
         """Release everything one gateway process reserved; returns how many reservations."""
-        keys = [key for key in self._entries if key[0] == origin]
-        for _, reservation_id in keys:
+        reservation_ids = list(self._origins.get(origin, ()))
+        for reservation_id in reservation_ids:
             self.release(reservation_id, origin)
-        return len(keys)
+        return len(reservation_ids)
 
-    def queued_tokens(self, uid: str) -> int:
-        """Uncached prompt tokens reserved on the replica whose first token has not come."""
-        replica = self._replicas.get(uid)
-        return 0 if replica is None else replica.all.queued_tokens
+    def sum_origin(self, origin: str) -> dict[str, tuple[int, int, int]]:
+        """Per replica what one origin reserved: (queued tokens, KV blocks, open requests)."""
+        sums: dict[str, tuple[int, int, int]] = {}
+        for entry in self._origins.get(origin, {}).values():
+            reservation = entry.reservation
+            queued, blocks, num_open = sums.get(reservation.uid, (0, 0, 0))
+            queued += 0 if entry.decoding else reservation.uncached_tokens
+            sums[reservation.uid] = (queued, blocks + reservation.kv_blocks, num_open + 1)
+        return sums
 
     def view(self, uid: str) -> ReplicaLoad:
         """Sums of one replica; zeros when nothing is reserved on it."""
-        return self._view(uid, own=False)
+        replica = self._replicas.get(uid)
+        return _EMPTY if replica is None else _make_view(replica, replica.all)
 
     def own_view(self, uid: str) -> ReplicaLoad:
         """Sums of what this process alone reserved."""
-        return self._view(uid, own=True)
-
-    def _view(self, uid: str, *, own: bool) -> ReplicaLoad:
         replica = self._replicas.get(uid)
-        if replica is None:
-            return ReplicaLoad(uid, 0, 0, 0, 0, 0, 0)
-        totals = replica.own if own else replica.all
-        return ReplicaLoad(
-            uid,
-            totals.queued_tokens,
-            totals.output_tokens,
-            totals.kv_blocks,
-            totals.num_prefilling,
-            totals.num_decoding,
-            replica.own.num_prefilling + replica.own.num_decoding,
-        )
+        return _EMPTY if replica is None else _make_view(replica, replica.own)
 
-    @staticmethod
-    def _totals(replica: _Replica, origin: str) -> tuple[_Totals, ...]:
-        return (replica.all, replica.own) if origin == OWN else (replica.all,)
+
+_EMPTY = ReplicaLoad(0, 0, 0, 0, 0, 0)
+
+
+def _make_view(replica: _Replica, totals: _Totals) -> ReplicaLoad:
+    return ReplicaLoad(
+        totals.queued_tokens,
+        totals.output_tokens,
+        totals.kv_blocks,
+        totals.num_prefilling,
+        totals.num_decoding,
+        replica.own.num_prefilling + replica.own.num_decoding,
+    )

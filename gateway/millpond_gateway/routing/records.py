@@ -182,6 +182,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     reserved_at: float
     session: int | None = None
+    tenant: str = ""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,9 +195,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaLoad(msgspec.Struct, frozen=True, gc=False):
-    """Everything reserved on one replica at one instant, all gateways together."""
+    """What is reserved on one replica at one instant."""
 
-    uid: str
     queued_tokens: int
     """Uncached prompt tokens whose first token has not come."""
     output_tokens: int

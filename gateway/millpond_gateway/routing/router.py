@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from typing import Protocol
 
 import msgspec
 
 from millpond_gateway.routing.candidates import filter_candidates
 from millpond_gateway.routing.cost import compute_kv_blocks, compute_score
 from millpond_gateway.routing.index import PrefixIndex
-from millpond_gateway.routing.load import LoadBook
+from millpond_gateway.routing.load import OWN, LoadBook
+from millpond_gateway.routing.partition import choose_by_hash
 from millpond_gateway.routing.policies import Chooser
 from millpond_gateway.routing.records import (
     Choice,
@@ -33,6 +35,19 @@ from millpond_gateway.routing.settings import RoutingSettings
 from millpond_gateway.routing.speed import SpeedBook
 
 
+class DecisionSink(Protocol):
+    """Who is told of this process's own decisions; see `shared.SharedDecisions`."""
+
+    def reserve(self, pool: str, reservation: Reservation, keys: Sequence[int]) -> None:
+        """A replica was chosen and booked."""
+
+    def first_token(self, pool: str, reservation_id: int) -> None:
+        """The prefill part is free."""
+
+    def release(self, pool: str, reservation_id: int) -> None:
+        """The reservation ended."""
+
+
 class Router:
     """Chooses replicas of one pool and keeps the books that the choice rests on."""
 
@@ -47,6 +62,8 @@ class Router:
         self._endpoints: dict[str, EndpointView] = {}
         self._ejected: frozenset[str] = frozenset()
         self._next_id = 0
+        self._sink: DecisionSink | None = None
+        self._partition_gateways = 1
 
     @property
     def endpoints(self) -> tuple[EndpointView, ...]:
@@ -61,6 +78,17 @@ class Router:
     def set_ejected(self, uids: AbstractSet[str]) -> None:
         """Take endpoints out of the choice because of faults; see `flow.outliers`."""
         self._ejected = frozenset(uids)
+
+    def set_sink(self, sink: DecisionSink | None) -> None:
+        """Tell `sink` of every own decision from now on."""
+        self._sink = sink
+
+    def set_partition(self, num_gateways: int) -> None:
+        """Fall back to hashing while peers are unreachable; `num_gateways` is their last known count plus one.
+
+        1 ends the fallback.
+        """
+        self._partition_gateways = max(num_gateways, 1)
 
     def update_endpoints(self, endpoints: Iterable[EndpointView]) -> tuple[str, ...]:
         """Replace the endpoint set; forget load, speed and index of what is gone or began anew.
@@ -90,7 +118,10 @@ class Router:
             reason = ChoiceReason.NO_CANDIDATE if drops else ChoiceReason.NO_ENDPOINT
             return Choice(endpoint=None, reason=reason, policy=policy, drops=tuple(drops))
         scores = self._score(candidates, request, now)
-        position, reason = self._chooser.pick(scores, request, self.settings)
+        if self._partition_gateways > 1 and policy is not Policy.ROUND_ROBIN:
+            position, reason = choose_by_hash(scores, request, self.settings), ChoiceReason.PARTITION_HASH
+        else:
+            position, reason = self._chooser.pick(scores, request, self.settings)
         return Choice(
             endpoint=candidates[position],
             reason=reason,
@@ -121,14 +152,46 @@ class Router:
             output_tokens=request.expected_output_tokens,
             reserved_at=now,
             session=request.session,
+            tenant=request.tenant,
         )
         self.load.reserve(reservation)
-        self.note_routed(endpoint.uid, request.prompt.keys, request.session, now)
+        self._note_routed(reservation, request.prompt.keys, now)
+        if self._sink is not None:
+            self._sink.reserve(self.pool, reservation, request.prompt.keys)
         return reservation
 
     def first_token(self, reservation_id: int, now: float) -> bool:
         """Free the prefill part and learn the replica's speed; False when that happened before."""
-        reservation = self.load.first_token(reservation_id)
+        if not self.apply_first_token(OWN, reservation_id, now):
+            return False
+        if self._sink is not None:
+            self._sink.first_token(self.pool, reservation_id)
+        return True
+
+    def release(self, reservation_id: int, usage: Usage | None = None) -> bool:
+        """Free the rest, whatever ended the request; False when it is gone already. `usage` audits the index."""
+        reservation = self.load.release(reservation_id)
+        if reservation is None:
+            return False
+        if self._sink is not None:
+            self._sink.release(self.pool, reservation_id)
+        if usage is not None and usage.cached_tokens is not None:
+            self.index.audit(reservation.uid, predicted=reservation.cached_tokens, real=usage.cached_tokens)
+        return True
+
+    def apply_reserve(self, origin: str, reservation: Reservation, keys: Sequence[int], now: float) -> bool:
+        """Book a peer's decision; False when it is booked already or is about an engine's former life."""
+        endpoint = self._endpoints.get(reservation.uid)
+        if endpoint is not None and _differ(endpoint.epoch, reservation.epoch):
+            return False
+        if not self.load.reserve(reservation, origin):
+            return False
+        self._note_routed(reservation, keys, now)
+        return True
+
+    def apply_first_token(self, origin: str, reservation_id: int, now: float) -> bool:
+        """Free the prefill part of an origin's reservation and learn from it."""
+        reservation = self.load.first_token(reservation_id, origin)
         if reservation is None:
             return False
         self.speeds.observe(
@@ -139,25 +202,9 @@ class Router:
         )
         return True
 
-    def release(self, reservation_id: int, now: float, usage: Usage | None = None) -> bool:
-        """Free the rest, whatever ended the request; False when it is gone already. `usage` audits the index."""
-        reservation = self.load.release(reservation_id)
-        if reservation is None:
-            return False
-        if usage is not None and usage.cached_tokens is not None:
-            self.index.audit(
-                reservation.uid, predicted=reservation.cached_tokens, real=usage.cached_tokens, now=now
-            )
-        return True
-
-    def note_routed(self, uid: str, keys: Sequence[int], session: int | None, now: float) -> None:
-        """Enter a routed prompt into index and sessions; used for own and for shared decisions."""
-        endpoint = self._endpoints.get(uid)
-        if endpoint is None:
-            return
-        self.index.note_routed(endpoint, keys, now)
-        if session is not None:
-            self.sessions.note(session, uid)
+    def apply_release(self, origin: str, reservation_id: int) -> bool:
+        """Free the rest of an origin's reservation."""
+        return self.load.release(reservation_id, origin) is not None
 
     def replica_load(self, uid: str) -> ReplicaLoad:
         """Sums reserved on one replica."""
@@ -167,6 +214,7 @@ class Router:
         cached = self.index.predict(request.prompt, now)
         home = self.sessions.find(request.session)
         settings = self.settings
+        view = self.load.view if self._partition_gateways == 1 else self._scaled_own_view
         if settings.policy is Policy.PREFIX:
             settings = msgspec.structs.replace(
                 settings, price_of_recompute=settings.prefix_price_of_recompute
@@ -174,7 +222,7 @@ class Router:
         return [
             compute_score(
                 endpoint,
-                self.load.view(endpoint.uid),
+                view(endpoint.uid),
                 request,
                 settings,
                 cached_tokens=cached.get(endpoint.uid, 0),
@@ -184,8 +232,29 @@ class Router:
             for endpoint in candidates
         ]
 
+    def _scaled_own_view(self, uid: str) -> ReplicaLoad:
+        """Own load as if every unreachable gateway carried the same."""
+        own = self.load.own_view(uid)
+        factor = self._partition_gateways
+        return msgspec.structs.replace(
+            own,
+            queued_tokens=own.queued_tokens * factor,
+            output_tokens=own.output_tokens * factor,
+            kv_blocks=own.kv_blocks * factor,
+        )
+
+    def _note_routed(self, reservation: Reservation, keys: Sequence[int], now: float) -> None:
+        endpoint = self._endpoints.get(reservation.uid)
+        if endpoint is None:
+            return
+        self.index.note_routed(endpoint, keys, now)
+        if reservation.session is not None:
+            self.sessions.note(reservation.session, reservation.uid)
+
     def _forget(self, uid: str) -> None:
-        self.load.drop_replica(uid)
+        for reservation_id in self.load.drop_replica(uid):
+            if self._sink is not None:
+                self._sink.release(self.pool, reservation_id)
         self.speeds.drop(uid)
         self.index.drop_replica(uid)
         self.sessions.drop_replica(uid)
@@ -193,6 +262,8 @@ class Router:
 
 def _began_anew(old: EndpointView, new: EndpointView | None) -> bool:
     """Whether the replica is gone, or its engine restarted; learning a first epoch is neither."""
-    if new is None:
-        return True
-    return old.epoch is not None and new.epoch is not None and old.epoch != new.epoch
+    return new is None or _differ(old.epoch, new.epoch)
+
+
+def _differ(epoch: str | None, other: str | None) -> bool:
+    return epoch is not None and other is not None and epoch != other
