@@ -33,9 +33,9 @@ def parse_quantity(text: str | int) -> Decimal:
     number, suffix = found.groups()
     if suffix is None:
         return Decimal(number)
-    if suffix[0] in "eE" and len(suffix) > 1:
-        return Decimal(number + suffix)
-    return Decimal(number) * _SUFFIXES[suffix]
+    if suffix in _SUFFIXES:
+        return Decimal(number) * _SUFFIXES[suffix]
+    return Decimal(number + suffix)
 
 
 def parse_bytes(text: str | int) -> int:

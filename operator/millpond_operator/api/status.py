@@ -103,8 +103,8 @@ class Judgement:
 
 
 def dump_status(status: PoolStatus) -> dict[str, Any]:
-    """Plain data for the API server; absent fields are left out."""
-    built = msgspec.to_builtins(status)
+    """Plain data as the API server holds it, lists and texts included; absent fields are left out."""
+    built = msgspec.json.decode(msgspec.json.encode(status))
     assert isinstance(built, dict)
     return built
 
