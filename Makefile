@@ -29,12 +29,16 @@ $(STAMP): requirements/dev.txt pyproject.toml
 .PHONY: test
 test: install ## Run the tests (brings up the cluster they need; see MILLPOND_KUBECONFIG)
 	@hack/prepare test
-	@$(BIN)/pytest tests
+	@$(BIN)/pytest tests $(ARGS)
 
 .PHONY: demo
 demo: install ## Bring up a real cluster, install the chart, apply the quickstart, stream a real answer
 	@hack/prepare demo
 	@$(BIN)/python -m demo
+
+.PHONY: demo-clean
+demo-clean: install ## Remove what the demo made, its cluster included
+	@$(BIN)/python -m demo --clean
 
 .PHONY: check
 check: install ## Format, lint, types, layers, generated files, import guard

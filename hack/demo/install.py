@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from images.build import IMAGES, build
 
 from demo.cluster import Cluster
 from demo.errors import DemoError
 from demo.steps import ROOT, run, say
+from images.build import IMAGES, build
 
 SYSTEM_NAMESPACE = "millpond-system"
 NAMESPACE = "millpond-demo"
@@ -73,7 +73,7 @@ LOG_HINT = "look at the output above"
 
 
 def install_chart(cluster: Cluster, images: dict[str, str], *, values: tuple[str, ...] = ()) -> None:
-    """helm upgrade --install, waiting for the operator."""
+    """Helm upgrade --install, waiting for the operator."""
     helm = run([sys.executable, "hack/fetch-helm"], what="finding helm").strip().splitlines()[-1]
     settings = [f"images.{name}={image}" for name, image in images.items()]
     flags = [flag for setting in (*settings, *values) for flag in ("--set", setting)]
@@ -116,7 +116,7 @@ def make_pool(model: Model | None, *, changes: dict[str, Any] | None = None) -> 
 
 
 def apply(cluster: Cluster, *documents: dict[str, Any]) -> None:
-    """kubectl apply --server-side."""
+    """Kubectl apply --server-side."""
     text = yaml.safe_dump_all(documents)
     cluster.run_kubectl(
         "apply", "--server-side", "--force-conflicts", "-f", "-", what="kubectl apply", given=text
