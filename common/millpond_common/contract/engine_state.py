@@ -60,6 +60,18 @@ class EngineState(msgspec.Struct, frozen=True, rename="camel"):
     kv_events_sequence: int = 0
 
 
+class RequestState(msgspec.Struct, frozen=True, rename="camel"):
+    """Answer of `GET /v1/requests/{id}`: what the engine knows about an `x-request-id` of this epoch.
+
+    `Unknown` is a promise, not a shrug: nothing of the request was or will be computed. An engine that forgets
+    finished requests answers `Finished` for ids it can no longer tell from them.
+    """
+
+    request_id: str
+    epoch: str
+    phase: Literal["Unknown", "Waiting", "Running", "Finished"]
+
+
 def parse_engine_state(body: bytes) -> EngineState:
     """Decode the JSON body.
 
