@@ -1,0 +1,240 @@
+"""One client connection: reads requests, one at a time, and gives each to an exchange."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from millpond_common.contract.openai import ApiError, ErrorCode
+from millpond_gateway.proxy import headers
+from millpond_gateway.proxy.dispatch import Caller
+from millpond_gateway.proxy.errors import BadRequestError
+from millpond_gateway.proxy.exchange import Exchange
+from millpond_gateway.proxy.http1 import RequestReader
+
+if TYPE_CHECKING:
+    from millpond_gateway.proxy.relay import Relay
+
+_LINGER_SECONDS = 2.0
+
+
+class ClientConnection(asyncio.Protocol):
+    """Server side of HTTP/1.1 over one TCP connection.
+
+    While a request is answered its connection keeps being read, so that a client's leaving is seen at once;
+    bytes of a further request are not kept: the connection ends after the answer and the client repeats them.
+    """
+
+    __slots__ = (
+        "_admitted",
+        "_announced",
+        "_caller",
+        "_exchange",
+        "_lingering",
+        "_paused_at",
+        "_reader",
+        "_relay",
+        "_since",
+        "_transport",
+    )
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+        self._reader = RequestReader(relay.settings)
+        self._transport: asyncio.Transport | None = None
+        self._exchange: Exchange | None = None
+        self._caller: Caller | None = None
+        self._announced = 0
+        self._admitted = False
+        self._lingering = False
+        self._paused_at: float | None = None
+        self._since = relay.now()
+
+    @property
+    def busy(self) -> bool:
+        """A request is being read or answered."""
+        return self._exchange is not None or self._reader.started
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=self._relay.settings.write_buffer_bytes)
+        if not self._relay.on_client(self):
+            self._refuse(
+                ApiError(ErrorCode.OVERLOADED, "the gateway has too many connections", retry_after_seconds=1)
+            )
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingering:
+            return
+        reader = self._reader
+        if not reader.started:
+            self._since = self._relay.now()
+        try:
+            reader.feed(data)
+        except BadRequestError as error:
+            if self._exchange is None:
+                self._refuse(error.error)
+            else:
+                reader.pipelined = True
+            return
+        if self._exchange is not None:
+            return
+        if reader.head is not None and not self._admitted and not self._admit():
+            return
+        if self._admitted and not self._count_body():
+            return
+        if reader.complete:
+            self._start()
+
+    def _admit(self) -> bool:
+        """Check what can be checked before the body is read."""
+        head = self._reader.head
+        assert head is not None
+        self._since = self._relay.now()
+        answer = self._relay.check_head(head)
+        if isinstance(answer, ApiError):
+            self._refuse(answer, allow=self._relay.allowed_methods(head))
+            return False
+        self._caller = answer
+        self._admitted = True
+        if not self._reserve_body(head.content_length or 0):
+            return False
+        if head.expects_continue and not self._reader.complete and self._transport is not None:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return True
+
+    def _count_body(self) -> bool:
+        """Account for a body of unannounced length as it comes."""
+        return self._reader.body_bytes <= self._announced or self._reserve_body(
+            self._reader.body_bytes - self._announced
+        )
+
+    def _reserve_body(self, num_bytes: int) -> bool:
+        if not self._relay.take_body(num_bytes):
+            self._refuse(
+                ApiError(
+                    ErrorCode.OVERLOADED, "the gateway holds too many request bodies", retry_after_seconds=1
+                )
+            )
+            return False
+        self._announced += num_bytes
+        return True
+
+    def _start(self) -> None:
+        head, caller, transport = self._reader.head, self._caller, self._transport
+        assert head is not None
+        assert caller is not None
+        assert transport is not None
+        body = self._reader.take_body()
+        self._announced = 0  # the exchange gives the bytes back
+        self._exchange = self._relay.start(
+            self, transport, head, caller, body, pipelined=self._reader.pipelined
+        )
+        if self._exchange is not None:
+            self._exchange.decide()
+
+    def on_answered(self, *, close: bool) -> None:
+        """The exchange ended; read the next request, or close."""
+        self._exchange = None
+        self._since = self._relay.now()
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if close or self._reader.pipelined or self._relay.draining:
+            self._linger()
+            return
+        self._admitted = False
+        self._caller = None
+        self._reader.restart()
+
+    def eof_received(self) -> bool:
+        return False  # a client that stops sending has left
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._relay.on_client_lost(self)
+        self._give_announced_back()
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.on_client_gone()
+
+    def pause_writing(self) -> None:
+        self._paused_at = self._relay.now()
+        if self._exchange is not None:
+            self._exchange.on_client_slow()
+
+    def resume_writing(self) -> None:
+        self._paused_at = None
+        if self._exchange is not None:
+            self._exchange.on_client_ready()
+
+    def check(self, now: float) -> None:
+        """Enforce the deadlines of this connection and of its request."""
+        settings = self._relay.settings
+        age = now - self._since
+        if self._paused_at is not None and now - self._paused_at > settings.stalled_client_seconds:
+            self.abort()
+        elif self._exchange is not None:
+            self._exchange.check(now, paused=self._paused_at is not None)
+        elif self._lingering:
+            if age > _LINGER_SECONDS:
+                self.abort()
+        elif self._admitted:
+            if age > settings.body_seconds:
+                self._refuse(ApiError(ErrorCode.REQUEST_TIMEOUT, "the request body did not arrive in time"))
+        elif self._reader.started:
+            if age > settings.head_seconds:
+                self._refuse(ApiError(ErrorCode.REQUEST_TIMEOUT, "the request head did not arrive in time"))
+        elif age > settings.client_idle_seconds or self._relay.draining:
+            self.close()
+
+    def shut_down(self) -> None:
+        """End an open request because the grace is over."""
+        if self._exchange is not None:
+            self._exchange.shut_down()
+        self.close()
+
+    def close(self) -> None:
+        """Close after what is written has gone out."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Cut off."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _refuse(self, error: ApiError, *, allow: bytes = b"") -> None:
+        """Answer before the request is understood, then close: what follows it cannot be trusted."""
+        transport = self._transport
+        if transport is None:
+            return
+        head = self._reader.head
+        request_id = self._relay.choose_request_id(head)
+        without_body = head is not None and head.method == b"HEAD"
+        transport.write(
+            headers.make_error_answer(
+                error, request_id=request_id, close=True, allow=allow, without_body=without_body
+            )
+        )
+        self._relay.on_refused(head, request_id, error)
+        self._give_announced_back()
+        self._linger()
+
+    def _linger(self) -> None:
+        """Close so that the client can read the answer: a close with unread bytes would reset the connection."""
+        self._lingering = True
+        self._since = self._relay.now()
+        transport = self._transport
+        if transport is None:
+            return
+        if transport.can_write_eof():
+            transport.write_eof()
+        else:
+            transport.close()
+
+    def _give_announced_back(self) -> None:
+        if self._announced:
+            self._relay.give_body_back(self._announced)
+            self._announced = 0

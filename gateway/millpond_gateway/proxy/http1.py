@@ -1,0 +1,254 @@
+"""Reading HTTP/1.1 requests: bytes in, one validated request at a time out. No I/O.
+
+httptools (llhttp) finds the structure and refuses bad chunking, obsolete folding, bare line feeds and a
+Content-Length beside Transfer-Encoding; this module adds the limits and what a relay must not let through.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import httptools
+import msgspec
+
+from millpond_common.contract.openai import ApiError, ErrorCode
+from millpond_gateway.proxy.errors import BadRequestError
+from millpond_gateway.proxy.settings import RelaySettings
+
+Header = tuple[bytes, bytes]
+"""Name in lower case, value."""
+
+
+class RequestHead(msgspec.Struct, frozen=True, gc=False):
+    """Method, target and headers of one request, validated."""
+
+    method: bytes
+    path: bytes
+    """Target without query."""
+    target: bytes
+    headers: list[Header]
+    http_1_1: bool
+    keep_alive: bool
+    content_length: int | None
+    chunked: bool
+    expects_continue: bool
+
+    def find(self, name: bytes) -> bytes | None:
+        """First value of a header, by its name in lower case."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+
+class RequestReader:
+    """Collects requests from one connection's bytes.
+
+    After each `feed` look at `head` (set once the head is valid) and `complete`. A second request that
+    arrives before `restart` is not read: `pipelined` says so, and the connection ends after the answer.
+    """
+
+    __slots__ = (
+        "_body",
+        "_fields",
+        "_head_bytes",
+        "_limits",
+        "_parser",
+        "_target",
+        "body_bytes",
+        "complete",
+        "head",
+        "pipelined",
+        "started",
+    )
+
+    def __init__(self, limits: RelaySettings) -> None:
+        self._limits = limits
+        self._parser = httptools.HttpRequestParser(self)
+        self.pipelined = False
+        self._clear()
+
+    def _clear(self) -> None:
+        self.head: RequestHead | None = None
+        self.complete = False
+        self.started = False
+        self.body_bytes = 0
+        self._head_bytes = 0
+        self._target = b""
+        self._fields: list[Header] = []
+        self._body: list[bytes] = []
+
+    def restart(self) -> None:
+        """Forget the answered request; the next bytes begin another."""
+        self._clear()
+
+    def take_body(self) -> bytes:
+        """The collected body; it is not kept here."""
+        parts, self._body = self._body, []
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def feed(self, data: bytes) -> None:
+        """Read more bytes.
+
+        Raises:
+            BadRequestError: with the answer to send before closing.
+        """
+        if self.complete:
+            self.pipelined = True
+            return
+        if self.head is None:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._continue_without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserCallbackError as error:
+            raise _cause(error) from error
+        except httptools.HttpParserError as error:
+            raise _refuse(f"not a valid HTTP/1.1 request: {error}") from error
+        if self.head is None and self._head_bytes > self._limits.max_head_bytes:
+            raise _refuse("the request head is too large", ErrorCode.HEAD_TOO_LARGE)
+
+    def _continue_without_upgrade(self, rest: bytes) -> None:
+        """A server may ignore `Upgrade`; the parser stops there, so a fresh one reads the body."""
+        head, fields = self.head, self._fields
+        if head is None or head.method == b"CONNECT":
+            raise _refuse("CONNECT is not served here", ErrorCode.METHOD_NOT_ALLOWED)
+        self._parser = httptools.HttpRequestParser(self)
+        framing = (
+            b"transfer-encoding: chunked"
+            if head.chunked
+            else b"content-length: %d" % (head.content_length or 0)
+        )
+        self._clear()
+        self._parser.feed_data(b"POST / HTTP/1.1\r\nhost: a\r\n%b\r\n\r\n" % framing)
+        self.head, self._fields = head, fields
+        if rest:
+            self.feed(rest)
+
+    # Called by the parser.
+
+    def on_message_begin(self) -> None:
+        if self.complete:
+            self.pipelined = True
+        self.started = True
+
+    def on_url(self, url: bytes) -> None:
+        if self.complete:
+            return
+        self._target += url
+        if len(self._target) > self._limits.max_target_bytes:
+            raise _refuse("the request target is too long", ErrorCode.HEAD_TOO_LARGE)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.head is not None:
+            return  # a trailer, or a pipelined request's head: neither goes on
+        self._fields.append((name.lower(), value))
+        if len(self._fields) > self._limits.max_headers:
+            raise _refuse("too many headers", ErrorCode.HEAD_TOO_LARGE)
+
+    def on_headers_complete(self) -> None:
+        if self.complete:
+            return
+        if sum(len(name) + len(value) for name, value in self._fields) > self._limits.max_head_bytes:
+            raise _refuse("the request head is too large", ErrorCode.HEAD_TOO_LARGE)
+        version = self._parser.get_http_version()
+        self.head = make_head(
+            method=self._parser.get_method(),
+            target=self._target,
+            fields=self._fields,
+            version=version,
+            keep_alive=self._parser.should_keep_alive(),
+        )
+        if self.head.content_length is not None and self.head.content_length > self._limits.max_body_bytes:
+            raise _too_large(self._limits)
+
+    def on_body(self, data: bytes) -> None:
+        if self.complete:
+            return
+        self.body_bytes += len(data)
+        if self.body_bytes > self._limits.max_body_bytes:
+            raise _too_large(self._limits)
+        self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        if self.head is not None:
+            self.complete = True
+
+
+_SINGLETONS: Final = frozenset({b"host", b"content-length", b"transfer-encoding", b"content-type", b"expect"})
+"""Headers that decide where a request goes, where it ends or what it is: two of them is an attack or a bug."""
+
+
+def make_head(
+    *, method: bytes, target: bytes, fields: list[Header], version: str, keep_alive: bool
+) -> RequestHead:
+    """Check what the parser let through and build the head.
+
+    Raises:
+        BadRequestError: missing or repeated Host, unknown framing, unknown target form, unknown version.
+    """
+    if version not in {"1.1", "1.0"}:
+        raise _refuse(f"HTTP/{version} is not served here")
+    known: dict[bytes, bytes] = {}
+    for name, value in fields:
+        if name in _SINGLETONS:
+            if name in known:
+                raise _refuse(f"more than one {name.decode()} header")
+            known[name] = value
+    if version == "1.1" and b"host" not in known:
+        raise _refuse("the Host header is missing")
+    length = known.get(b"content-length")
+    encoding = known.get(b"transfer-encoding")
+    if encoding is not None and (
+        version == "1.0" or length is not None or encoding.lower().strip() != b"chunked"
+    ):
+        raise _refuse("the Transfer-Encoding is not plain chunked")
+    if length is not None and not length.isdigit():
+        raise _refuse("the Content-Length is not a number")
+    path = strip_authority(target)
+    expect = known.get(b"expect")
+    if expect is not None and expect.lower() != b"100-continue":
+        raise _refuse("the Expect header asks for something unknown")
+    return RequestHead(
+        method=method,
+        path=path.partition(b"?")[0],
+        target=path,
+        headers=fields,
+        http_1_1=version == "1.1",
+        keep_alive=keep_alive and version == "1.1",
+        content_length=int(length) if length is not None else None,
+        chunked=encoding is not None,
+        expects_continue=expect is not None and version == "1.1",
+    )
+
+
+def strip_authority(target: bytes) -> bytes:
+    """Path and query of an origin-form or absolute-form target.
+
+    Raises:
+        BadRequestError: for any other form.
+    """
+    if target.startswith(b"/"):
+        return target
+    scheme, separator, rest = target.partition(b"://")
+    if separator and scheme.lower() in {b"http", b"https"}:
+        return b"/" + rest.partition(b"/")[2]
+    if target == b"*":
+        return target
+    raise _refuse("the request target is neither a path nor an address")
+
+
+def _refuse(message: str, code: ErrorCode = ErrorCode.INVALID_VALUE) -> BadRequestError:
+    return BadRequestError(ApiError(code, message))
+
+
+def _too_large(limits: RelaySettings) -> BadRequestError:
+    message = f"the request body is larger than {limits.max_body_bytes} bytes"
+    return _refuse(message, ErrorCode.PAYLOAD_TOO_LARGE)
+
+
+def _cause(error: BaseException) -> BadRequestError:
+    """Our own refusal inside a parser's callback error; the parser hides it as context."""
+    context = error.__context__
+    return context if isinstance(context, BadRequestError) else _refuse("not a valid HTTP/1.1 request")

@@ -1,0 +1,52 @@
+"""Proof that an engine had not started a request, or that the process which had is gone."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import msgspec
+
+from millpond_common.contract.engine_state import RequestState, parse_engine_state
+from millpond_gateway.proxy.connections import Connections
+from millpond_gateway.proxy.dispatch import Target
+from millpond_gateway.proxy.fetch import fetch
+from millpond_gateway.proxy.retry import Evidence
+
+
+async def find_evidence(
+    connections: Connections, target: Target, request_id: str, *, timeout_seconds: float
+) -> Evidence:
+    """Look at a replica whose connection broke before it answered.
+
+    Nothing listening at its address, or another epoch: its process is gone with all it had been sent. The same
+    epoch: it has to deny the request id itself. An engine that can tell neither leaves the question open.
+    """
+    try:
+        state = await fetch(
+            connections, target.endpoint, "/v1/state", timeout_seconds=timeout_seconds, fresh=True
+        )
+    except ConnectionRefusedError:
+        return Evidence.PROCESS_GONE
+    except OSError:
+        return Evidence.UNPROVEN
+    known = target.endpoint.epoch
+    try:
+        epoch = parse_engine_state(state.body).epoch
+    except msgspec.MsgspecError:
+        return Evidence.UNPROVEN
+    if known is not None and epoch != known:
+        return Evidence.PROCESS_GONE
+    return await _ask(connections, target, request_id, epoch, timeout_seconds=timeout_seconds)
+
+
+async def _ask(
+    connections: Connections, target: Target, request_id: str, epoch: str, *, timeout_seconds: float
+) -> Evidence:
+    path = f"/v1/requests/{quote(request_id, safe='')}"
+    try:
+        answer = await fetch(connections, target.endpoint, path, timeout_seconds=timeout_seconds)
+        told = msgspec.json.decode(answer.body, type=RequestState)
+    except (OSError, msgspec.MsgspecError):
+        return Evidence.UNPROVEN
+    denied = answer.head.status == 200 and told.phase == "Unknown" and told.epoch == epoch
+    return Evidence.NOT_STARTED if denied else Evidence.UNPROVEN

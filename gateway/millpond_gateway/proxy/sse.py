@@ -1,0 +1,110 @@
+"""What the relay must know about a stream of server-sent events it does not touch.
+
+Where an event ends (only there may a comment or the error event go), whether the stream said `[DONE]`, and
+the usage the engine reported. Constant cost per chunk: nothing is split or decoded on the way.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from millpond_gateway.routing.records import Usage
+
+COMMENT: Final = b": waiting\n\n"
+_DONE: Final = b"data: [DONE]"
+_USAGE: Final = b'"usage"'
+_KEEP_BYTES: Final = 4096
+"""Of an unfinished event, its tail; a usage chunk is a few hundred bytes."""
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+_DECODER: Final = msgspec.json.Decoder(_Usage)
+
+
+class StreamTail:
+    """Follows one answer's bytes, streamed or not."""
+
+    __slots__ = ("_last_usage", "_open_event", "done")
+
+    def __init__(self) -> None:
+        self.done = False
+        """`[DONE]` has passed."""
+        self._open_event = b""
+        self._last_usage = b""
+
+    @property
+    def at_boundary(self) -> bool:
+        """No event is half sent."""
+        return not self._open_event
+
+    def feed(self, data: bytes) -> None:
+        """Look at the next bytes of a stream."""
+        if self._open_event:
+            data = self._open_event + data
+        if _USAGE in data:
+            self._last_usage = data
+        if data.endswith(b"\n\n"):
+            self._open_event = b""
+            if data.endswith(b"[DONE]\n\n"):
+                self.done = True
+            return
+        end = data.rfind(b"\n\n")
+        if end < 0:
+            end = data.rfind(b"\r\n\r\n")
+        self._open_event = data[end + 2 :][-_KEEP_BYTES:] if end >= 0 else data[-_KEEP_BYTES:]
+        if _DONE in data[: end + 2][-64:]:
+            self.done = True
+        if data.endswith(b"\r\n\r\n"):
+            self._open_event = b""
+            self.done = self.done or data.endswith(b"[DONE]\r\n\r\n")
+
+    def feed_plain(self, data: bytes) -> None:
+        """Look at the next bytes of an answer that is no stream; usage stands near its end."""
+        self._open_event = (self._open_event + data)[-_KEEP_BYTES:]
+
+    def find_usage(self) -> Usage | None:
+        """Token counts that the engine reported, if it did."""
+        return find_usage(self._last_usage or self._open_event)
+
+
+def find_usage(data: bytes) -> Usage | None:
+    """The last usage object inside `data`; quotes inside JSON strings are escaped, so text cannot pose as one."""
+    at = data.rfind(_USAGE)
+    while at >= 0:
+        usage = _decode_usage(data, data.find(b"{", at + len(_USAGE), at + len(_USAGE) + 8))
+        if usage is not None:
+            return usage
+        at = data.rfind(_USAGE, 0, at)
+    return None
+
+
+def _decode_usage(data: bytes, start: int) -> Usage | None:
+    end, depth = start, 0
+    if start < 0:
+        return None
+    for end in range(start, min(len(data), start + 2048)):
+        byte = data[end]
+        depth += (byte == 0x7B) - (byte == 0x7D)
+        if depth == 0:
+            break
+    try:
+        read = _DECODER.decode(data[start : end + 1])
+    except msgspec.MsgspecError:
+        return None
+    details = read.prompt_tokens_details
+    return Usage(
+        prompt_tokens=read.prompt_tokens,
+        cached_tokens=details.cached_tokens if details is not None else None,
+        output_tokens=read.completion_tokens or 0,
+    )
