@@ -81,7 +81,7 @@ def parse_hf_config(data: Mapping[str, Any], generation: Mapping[str, Any] | Non
 
 
 def parse_gguf_metadata(fields: Mapping[str, Any]) -> ModelConfig:
-    """Read GGUF metadata (key to plain value; long string arrays may be replaced by their length).
+    """Read GGUF metadata.
 
     Raises:
         UnsupportedModelError: unknown architecture.

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from gguf import GGUFReader, ReaderTensor
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
+from millpond_engine.gguf_header import GgufHeaderError, TensorEntry, read_gguf_header
 from millpond_engine.model.config import ModelConfig
 from millpond_engine.model.errors import ModelFormatError, UnsupportedModelError
 
-SLICE_BYTES = 64 << 20
-"""Most float32 bytes that dequantization holds at once."""
+SLICE_BYTES = 4 << 20
+"""Float32 bytes that one call dequantizes; small enough that its temporaries stay in the cache."""
 
 _TOP = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -44,19 +46,19 @@ class GgufSource:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._reader = GGUFReader(path)
-        except (OSError, ValueError, KeyError, IndexError) as error:
-            raise ModelFormatError(f"{path} is not a readable GGUF file ({error}); fetch it again") from error
+            header = read_gguf_header(path)
+            self._data: np.memmap[Any, np.dtype[np.uint8]] = np.memmap(path, np.uint8, mode="r")
+        except (OSError, GgufHeaderError) as error:
+            raise ModelFormatError(f"{error}; fetch the file again") from error
         self._path = path
-        self._tensors: dict[str, ReaderTensor] = {tensor.name: tensor for tensor in self._reader.tensors}
+        self._metadata = header.metadata
+        self._tensors = header.tensors
         self._permuted_heads: dict[str, int] = {}
 
+    @property
     def metadata(self) -> dict[str, Any]:
-        """Plain values by key; arrays only by their length."""
-        values: dict[str, Any] = {}
-        for key, field in self._reader.fields.items():
-            values[key] = len(field.data) if len(field.data) > 1 else field.contents()
-        return values
+        """Plain values by key."""
+        return self._metadata
 
     def undo_permutation(self, config: ModelConfig) -> None:
         """Tell the source that q and k rows are interleaved per head, as llama.cpp writes the Llama family."""
@@ -65,13 +67,13 @@ class GgufSource:
 
     @property
     def total_bytes(self) -> int:
-        return sum(int(tensor.n_bytes) for tensor in self._tensors.values())
+        return sum(_stored_bytes(entry) for entry in self._tensors.values())
 
     def __contains__(self, name: str) -> bool:
         return _gguf_name(name) in self._tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(int(size) for size in reversed(self._tensor(name).shape))
+        return self._tensor(name).shape
 
     def read_into(self, name: str, target: torch.Tensor) -> int:
         tensor = self._tensor(name)
@@ -84,36 +86,57 @@ class GgufSource:
         if heads:
             _unpermute(target, heads)
         self._release_pages()
-        return int(tensor.n_bytes)
+        return _stored_bytes(tensor)
 
     def close(self) -> None:
         self._tensors.clear()
 
-    def _tensor(self, name: str) -> ReaderTensor:
+    def _tensor(self, name: str) -> TensorEntry:
         try:
             return self._tensors[_gguf_name(name)]
         except KeyError:
             raise ModelFormatError(f"{self._path} has no tensor {_gguf_name(name)}") from None
 
-    def _dequantize_into(self, tensor: ReaderTensor, target: torch.Tensor) -> None:
-        flat = target.reshape(-1, target.shape[-1]) if target.dim() > 1 else target.unsqueeze(0)
-        rows = tensor.data.reshape(flat.shape[0], -1)
+    def _dequantize_into(self, tensor: TensorEntry, target: torch.Tensor) -> None:
+        kind = GGMLQuantizationType(tensor.type_id)
+        stored = self._data[tensor.offset : tensor.offset + _stored_bytes(tensor)]
+        if stored.size != _stored_bytes(tensor):
+            raise ModelFormatError(f"{self._path} ends inside tensor {tensor.name}; fetch the file again")
+        flat = target.view(-1, target.shape[-1])
+        rows = np.asarray(stored).reshape(flat.shape[0], -1)
         step = max(1, SLICE_BYTES // (4 * flat.shape[1]))
         for first in range(0, flat.shape[0], step):
-            try:
-                values = dequantize(rows[first : first + step], tensor.tensor_type)
-            except NotImplementedError as error:
-                raise UnsupportedModelError(
-                    f"{self._path}: tensor {tensor.name} has type {tensor.tensor_type.name}, which cannot be dequantized"
-                ) from error
-            flat[first : first + step].copy_(torch.from_numpy(np.require(values, requirements=["C", "W"])))
+            part = flat[first : first + step]
+            part.copy_(
+                _decode(rows[first : first + step], kind, f"{self._path}: tensor {tensor.name}").view(
+                    part.shape
+                )
+            )
 
     def _release_pages(self) -> None:
         """Give the file's pages back, so that mapped weights do not count against the container's memory."""
-        mapped = getattr(self._reader.data, "_mmap", None)
+        mapped = getattr(self._data, "_mmap", None)
         if isinstance(mapped, mmap.mmap):
             with contextlib.suppress(OSError, ValueError):
                 mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def _decode(
+    rows: np.ndarray[Any, np.dtype[np.uint8]], kind: GGMLQuantizationType, where: str
+) -> torch.Tensor:
+    """Dequantize whole rows. They are passed as one long row: blocks never span rows, and the library loops over rows."""
+    raw = rows.reshape(1, -1)
+    try:
+        if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
+            raw = raw.view(np.float32 if kind == GGMLQuantizationType.F32 else np.float16)
+        return torch.from_numpy(np.require(dequantize(raw, kind), requirements=["C", "W"]))
+    except NotImplementedError as error:
+        raise UnsupportedModelError(f"{where} has type {kind.name}, which cannot be dequantized") from error
+
+
+def _stored_bytes(entry: TensorEntry) -> int:
+    block, size = GGML_QUANT_SIZES[GGMLQuantizationType(entry.type_id)]
+    return math.prod(entry.shape) // block * size
 
 
 def _gguf_name(name: str) -> str:

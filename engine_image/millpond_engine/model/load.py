@@ -41,7 +41,7 @@ def open_model(path: Path) -> OpenedModel:
     gguf = _find_gguf(path)
     if gguf is not None:
         source = GgufSource(gguf)
-        config = parse_gguf_metadata(source.metadata())
+        config = parse_gguf_metadata(source.metadata)
         source.undo_permutation(config)
         return OpenedModel(replace(config, tied_embeddings="lm_head.weight" not in source), source, gguf)
     config_file = path / "config.json"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
 from millpond_engine.core.step import RowResult, RowStep, StepPlan, StepResult
@@ -14,6 +13,8 @@ from millpond_engine.kernels.inputs import PagedAttention
 from millpond_engine.model.decoder import Decoder
 from millpond_engine.runner.kv_cache import KvCache
 from millpond_engine.runner.rows import RowTable
+from millpond_engine.runner.sampler import SampledStep, Sampler
+from millpond_engine.runner.sampling_table import SamplingTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class TorchRunner:
         self._attention = attention
         self._cache = cache
         self._rows = rows
+        self._table = SamplingTable()
+        self._sampler = Sampler(rows, self._table, model.logits, info.vocabulary_size)
 
     @property
     def info(self) -> RunnerInfo:
@@ -46,34 +49,45 @@ class TorchRunner:
         started = time.perf_counter()
         try:
             with torch.inference_mode():
-                results = self._execute(plan)
+                out = self._execute(plan)
         except (RuntimeError, MemoryError) as error:
             raise RunnerError(f"step {plan.step} with {plan.num_tokens} tokens failed: {error}") from error
-        return FinishedStep(StepResult(plan.step, results, time.perf_counter() - started))
+        return FinishedStep(StepResult(plan.step, tuple(out.rows), time.perf_counter() - started, out.failed))
 
     def close(self) -> None:
         pass
 
-    def _execute(self, plan: StepPlan) -> tuple[RowResult, ...]:
+    def _execute(self, plan: StepPlan) -> SampledStep:
         self._cache.swap_out(plan.swap_out)
         self._cache.swap_in(plan.swap_in)
         self._rows.apply(plan)
+        for new in plan.new_rows:
+            self._table.add(new)
         self._cache.copy(plan.copies)
-        return self._forward(plan.rows) if plan.rows else ()
+        return self._forward(plan.rows) if plan.rows else SampledStep()
 
-    def _forward(self, steps: tuple[RowStep, ...]) -> tuple[RowResult, ...]:
+    def _forward(self, steps: tuple[RowStep, ...]) -> SampledStep:
         inputs, tokens = self._rows.inputs(steps)
         self._attention.bind(inputs)
-        sampled = [index for index, step in enumerate(steps) if step.sample]
-        wanted = (inputs.query_offsets[1:].long() - 1)[sampled]
+        sampled = [index for index, step in enumerate(steps) if step.sample or step.num_branches]
+        reported = [index for index, step in enumerate(steps) if step.prompt_logprobs]
+        offsets = inputs.query_offsets.long()
+        spans = [torch.arange(int(offsets[index]), int(offsets[index + 1])) for index in reported]
+        wanted = torch.cat([offsets[1:][sampled] - 1, *spans])
         hidden = self._model.forward(tokens, self._attention, wanted)
-        if not sampled:
-            return ()
-        chosen = self._model.logits(hidden).argmax(-1).numpy()
-        ends = np.fromiter((steps[i].start + steps[i].num_tokens for i in sampled), np.int64, len(sampled))
-        self._rows.append_tokens(
-            np.fromiter((steps[i].row for i in sampled), np.int64, len(sampled)), ends, chosen
-        )
-        return tuple(
-            RowResult(steps[i].row, token) for i, token in zip(sampled, chosen.tolist(), strict=True)
-        )
+        out = SampledStep()
+        self._sampler.sample([steps[index] for index in sampled], hidden, out)
+        first = len(sampled)
+        for index in reported:
+            last = first + steps[index].num_tokens
+            self._add_prompt_logprobs(out, steps[index], hidden[first:last])
+            first = last
+        return out
+
+    def _add_prompt_logprobs(self, out: SampledStep, step: RowStep, hidden: torch.Tensor) -> None:
+        found = self._sampler.prompt_logprobs(step, hidden)
+        for index, result in enumerate(out.rows):
+            if result.row == step.row:
+                out.rows[index] = replace(result, prompt_logprobs=found)
+                return
+        out.rows.append(RowResult(step.row, prompt_logprobs=found))
