@@ -1,0 +1,73 @@
+"""Whether to send a slow cold request to a second replica as well; the loser is cancelled.
+
+Only a request that provably has not started, has no warm replica, and is past the p99 of its predicted time is
+hedged; never while the pool is saturated; at most 2 % of requests (Dean, Barroso 2013).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class HedgeReason(StrEnum):
+    """Why a request is hedged or not."""
+
+    HEDGE = "Hedge"
+    NOT_LATE = "NotLate"
+    STARTED = "Started"
+    WARM = "Warm"
+    SATURATED = "Saturated"
+    NO_BUDGET = "NoBudget"
+    NO_OTHER_REPLICA = "NoOtherReplica"
+
+
+class HedgeView(msgspec.Struct, frozen=True, kw_only=True):
+    """A waiting request at one instant."""
+
+    waited_seconds: float
+    predicted_p99_seconds: float
+    """99th percentile of the time to first token for this prediction, from measured errors."""
+    provably_not_started: bool
+    cached_tokens: int
+    prompt_tokens: int
+    pool_saturated: bool
+    num_other_candidates: int
+
+
+class HedgeBudget:
+    """A share of recent requests that may be hedged."""
+
+    def __init__(self, *, percent: float = 2.0, burst: float = 3.0) -> None:
+        self._share = percent / 100.0
+        self._burst = burst
+        self._credit = 0.0
+
+    def note_request(self) -> None:
+        """Earn credit for one request."""
+        self._credit = min(self._credit + self._share, self._burst)
+
+    @property
+    def available(self) -> bool:
+        """Whether one more hedge is within the budget; a millionth covers rounding."""
+        return self._credit >= 1.0 - 1e-6
+
+    def spend(self) -> None:
+        """Pay for one hedge."""
+        self._credit -= 1.0
+
+
+def decide_hedge(view: HedgeView, budget: HedgeBudget) -> HedgeReason:
+    """Verdict on one waiting request; the caller spends the budget when it acts on `HEDGE`."""
+    if view.waited_seconds <= view.predicted_p99_seconds:
+        return HedgeReason.NOT_LATE
+    if not view.provably_not_started:
+        return HedgeReason.STARTED
+    if view.cached_tokens * 2 >= view.prompt_tokens:
+        return HedgeReason.WARM
+    if view.pool_saturated:
+        return HedgeReason.SATURATED
+    if view.num_other_candidates == 0:
+        return HedgeReason.NO_OTHER_REPLICA
+    return HedgeReason.HEDGE if budget.available else HedgeReason.NO_BUDGET

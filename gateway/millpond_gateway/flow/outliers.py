@@ -1,0 +1,173 @@
+"""Outlier ejection: which replicas fail, judged over clients, so that one client's faults eject nobody.
+
+A fault is a connection failure, a reset, a timeout or a 5xx that is no overload answer. Overload answers are
+load, and client errors are no evidence in either direction. At most 30 % of a pool is ejected; past that routing
+goes on by load and the pool's condition says so.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from enum import StrEnum
+
+import msgspec
+
+
+class Evidence(StrEnum):
+    """What one finished attempt says about its replica."""
+
+    SUCCESS = "Success"
+    FAULT = "Fault"
+    OVERLOAD = "Overload"
+    CLIENT_ERROR = "ClientError"
+
+
+def classify_status(status: int, *, retry_after: bool) -> Evidence:
+    """Evidence in an HTTP status; `retry_after`: the answer names when to come again."""
+    if status == 429 or (status == 503 and retry_after):
+        return Evidence.OVERLOAD
+    if status >= 500:
+        return Evidence.FAULT
+    return Evidence.CLIENT_ERROR if status >= 400 else Evidence.SUCCESS
+
+
+class OutlierSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """When a replica is out, and for how long."""
+
+    window_seconds: float = 30.0
+    min_faults: int = 5
+    fault_percent: int = 50
+    """Share of attempts in the window that must be faults."""
+    min_clients: int = 3
+    """Different clients that must have seen faults; a failing probe stands for all."""
+    max_ejected_percent: int = 30
+    first_ejection_seconds: float = 10.0
+    max_ejection_seconds: float = 300.0
+
+
+class OutlierVerdict(msgspec.Struct, frozen=True):
+    """Who is out now."""
+
+    ejected: frozenset[str]
+    probing: frozenset[str]
+    """Half-open: their ejection ran out; a success closes the breaker, faults of two clients or a failing probe open
+    it again."""
+    suspects: frozenset[str]
+    """Faults of too few clients to tell the replica's fault from the client's: probe them."""
+    capped: bool
+    """More replicas fail than may be ejected: a condition for the operator."""
+
+
+_MAX_EVENTS = 256
+_HALF_OPEN_CLIENTS = 2
+
+
+class _Replica:
+    __slots__ = ("ejected_until", "events", "num_ejections", "probing", "relapsed")
+
+    def __init__(self) -> None:
+        self.events: deque[tuple[float, str, bool]] = deque(maxlen=_MAX_EVENTS)
+        self.ejected_until: float | None = None
+        self.num_ejections = 0
+        self.probing = False
+        self.relapsed = False  # a probe failed, or faults came while half-open
+
+
+class OutlierBook:
+    """Evidence about one pool's replicas and the breaker of each: closed, open, half-open."""
+
+    def __init__(self, settings: OutlierSettings | None = None) -> None:
+        self._settings = settings or OutlierSettings()
+        self._replicas: dict[str, _Replica] = {}
+
+    def note(self, uid: str, evidence: Evidence, *, client: str, now: float) -> None:
+        """Take one attempt's evidence. `client` is the tenant, or the peer address without one."""
+        if evidence in {Evidence.OVERLOAD, Evidence.CLIENT_ERROR}:
+            return
+        replica = self._replicas.setdefault(uid, _Replica())
+        fault = evidence is Evidence.FAULT
+        replica.events.append((now, client, fault))
+        if replica.probing:
+            if not fault:
+                _close(replica)
+            elif len({name for _, name, _ in replica.events}) >= _HALF_OPEN_CLIENTS:
+                replica.relapsed = True
+
+    def note_probe(self, uid: str, *, ok: bool) -> None:
+        """Take the result of the gateway's own probe: it stands for every client."""
+        replica = self._replicas.setdefault(uid, _Replica())
+        if ok:
+            _close(replica)
+        else:
+            replica.relapsed = True
+
+    def keep_only(self, uids: Iterable[str]) -> None:
+        """Forget replicas that are gone."""
+        present = set(uids)
+        self._replicas = {uid: replica for uid, replica in self._replicas.items() if uid in present}
+
+    def decide(self, uids: Iterable[str], now: float) -> OutlierVerdict:
+        """Who of `uids`, the pool's ready replicas, is out at `now`."""
+        present = list(uids)
+        allowed = len(present) * self._settings.max_ejected_percent // 100
+        known = {uid: self._replicas[uid] for uid in present if uid in self._replicas}
+        for replica in known.values():
+            self._end_ejection(replica, now)
+        out = {uid for uid, replica in known.items() if replica.ejected_until is not None}
+        failing = [uid for uid in known if uid not in out and self._is_failing(known[uid], now)]
+        failing.sort(key=lambda uid: (-len(self._faults(known[uid], now)), uid))
+        chosen = failing[: max(allowed - len(out), 0)]
+        for uid in chosen:
+            self._eject(known[uid], now)
+        return OutlierVerdict(
+            ejected=frozenset(out.union(chosen)),
+            probing=frozenset(uid for uid, replica in known.items() if replica.probing),
+            suspects=frozenset(
+                uid for uid, replica in known.items() if uid not in out and self._is_suspect(replica, now)
+            ),
+            capped=len(failing) > len(chosen),
+        )
+
+    def _is_failing(self, replica: _Replica, now: float) -> bool:
+        if replica.relapsed:
+            return True
+        clients = set(self._faults(replica, now))
+        return self._is_suspect(replica, now) and len(clients) >= self._settings.min_clients
+
+    def _is_suspect(self, replica: _Replica, now: float) -> bool:
+        if replica.probing:
+            return False
+        num_faults = len(self._faults(replica, now))
+        num_recent = len(self._recent(replica, now))
+        enough = num_faults >= self._settings.min_faults
+        return enough and num_faults * 100 >= num_recent * self._settings.fault_percent
+
+    def _eject(self, replica: _Replica, now: float) -> None:
+        seconds = self._settings.first_ejection_seconds * 2 ** min(replica.num_ejections, 10)
+        replica.ejected_until = now + min(seconds, self._settings.max_ejection_seconds)
+        replica.num_ejections += 1
+        replica.probing = False
+        replica.relapsed = False
+        replica.events.clear()
+
+    def _end_ejection(self, replica: _Replica, now: float) -> None:
+        if replica.ejected_until is not None and now >= replica.ejected_until:
+            replica.ejected_until = None
+            replica.probing = True
+
+    def _recent(self, replica: _Replica, now: float) -> list[tuple[float, str, bool]]:
+        since = now - self._settings.window_seconds
+        return [event for event in replica.events if event[0] >= since]
+
+    def _faults(self, replica: _Replica, now: float) -> list[str]:
+        """Clients of the recent faults, one entry per fault."""
+        return [client for _, client, fault in self._recent(replica, now) if fault]
+
+
+def _close(replica: _Replica) -> None:
+    replica.ejected_until = None
+    replica.probing = False
+    replica.relapsed = False
+    replica.num_ejections = 0
+    replica.events.clear()

@@ -1,0 +1,139 @@
+"""What passes between admission and its callers: frozen records with reasons."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from millpond_common.contract.openai import ERROR_KINDS, ErrorCode
+
+
+class Action(StrEnum):
+    """The gateway's three answers."""
+
+    ADMIT = "Admit"
+    HOLD = "Hold"
+    SHED = "Shed"
+
+
+class FlowReason(StrEnum):
+    """Why a request is admitted, held or shed; the value of the reason header and of the metric label."""
+
+    CAPACITY = "Capacity"
+    """Some replica starts it within its class's target."""
+    SATURATED = "Saturated"
+    """Every replica's predicted wait exceeds the class's target."""
+    QUEUED_BEHIND = "QueuedBehind"
+    """Others of the pool are held already; passing them would be unfair."""
+    CLASS_GATED = "ClassGated"
+    """The class waits while another class has a queue."""
+    NO_REPLICA = "NoReplica"
+    COLD_START = "ColdStart"
+    """The pool is at zero and is being started."""
+    SHEDDABLE = "Sheddable"
+    """Saturated, and the class is shed rather than held."""
+    TOO_MANY_REQUESTS = "TooManyRequests"
+    TOO_MANY_BYTES = "TooManyBytes"
+    TOO_MANY_DESCRIPTORS = "TooManyDescriptors"
+    BODY_TOO_LARGE = "BodyTooLarge"
+    TENANT_CONCURRENCY = "TenantConcurrency"
+    TENANT_TOKENS = "TenantTokens"
+    TOKENS_NEVER_FIT = "TokensNeverFit"
+    """More tokens than the tenant's limit ever allows at once."""
+    QUEUE_FULL = "QueueFull"
+    HELD_BYTES = "HeldBytes"
+    HOLD_EXPIRED = "HoldExpired"
+
+
+_CODES: dict[FlowReason, ErrorCode] = {
+    FlowReason.NO_REPLICA: ErrorCode.NO_REPLICA,
+    FlowReason.COLD_START: ErrorCode.COLD_START,
+    FlowReason.BODY_TOO_LARGE: ErrorCode.PAYLOAD_TOO_LARGE,
+    FlowReason.TENANT_CONCURRENCY: ErrorCode.TENANT_CONCURRENCY,
+    FlowReason.TENANT_TOKENS: ErrorCode.TENANT_TOKENS,
+    FlowReason.TOKENS_NEVER_FIT: ErrorCode.TENANT_TOKENS,
+}
+_SHED_STATUS: dict[FlowReason, int] = {
+    FlowReason.SHEDDABLE: 429,
+    FlowReason.SATURATED: 429,
+    FlowReason.QUEUE_FULL: 429,
+    FlowReason.HELD_BYTES: 429,
+    FlowReason.HOLD_EXPIRED: 429,
+}
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """One answer. For a shed request, `status` and `code` are what the client gets."""
+
+    action: Action
+    reason: FlowReason
+    retry_after_seconds: int | None = None
+    """Computed from measured speed; None where waiting does not help."""
+
+    @property
+    def code(self) -> ErrorCode:
+        """Code of the error body."""
+        return _CODES.get(self.reason, ErrorCode.OVERLOADED)
+
+    @property
+    def status(self) -> int:
+        """HTTP status of a shed request: 429 while endpoints exist and load is the cause, 503 when none does."""
+        return _SHED_STATUS.get(self.reason, ERROR_KINDS[self.code][0])
+
+
+class ClassPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """A traffic class as admission sees it."""
+
+    name: str
+    priority: int = 0
+    """Higher is served first."""
+    ttft_seconds: float | None = None
+    """Target; requests are held while no replica is predicted to meet it."""
+    sheddable: bool = False
+    """Shed at once where others are held."""
+    gate_class: str | None = None
+    """Held while this class has at least `gate_below` requests held."""
+    gate_below: int = 1
+
+
+class TenantPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant's share and limits; None means no limit."""
+
+    name: str
+    weight: int = 1
+    max_concurrency: int | None = None
+    tokens_per_minute: int | None = None
+
+
+class FlowSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of one gateway process and of one pool's queue. Every one is on by default."""
+
+    max_body_bytes: int = 32 * 1024 * 1024
+    max_in_flight: int = 8192
+    """Requests open in this process, held ones included."""
+    max_in_flight_bytes: int = 512 * 1024 * 1024
+    """Request bodies in memory, held ones included."""
+    max_held: int = 4096
+    max_held_bytes: int = 256 * 1024 * 1024
+    max_hold_seconds: float = 30.0
+    cold_start_hold_seconds: float = 300.0
+    """0 where the pool never scales to zero: then nothing is held for a start."""
+    default_ttft_seconds: float = 5.0
+    """Target of a class that names none."""
+    starvation_seconds: float = 10.0
+    """A held request older than this is served ahead of higher bands, in at least every fourth turn."""
+    quantum_tokens: int = 2048
+    """Uncached tokens a tenant of weight 1 may send per round."""
+
+
+class HeldRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request in the hold queue."""
+
+    request_id: str
+    tenant: str
+    traffic_class: str
+    uncached_tokens: int
+    num_bytes: int
+    arrived_at: float
+    expires_at: float
