@@ -5,6 +5,7 @@ rules, mounts, and every process of every pod. Nothing has to be undone one by o
 """
 
 import json
+import re
 import shlex
 import subprocess
 import time
@@ -13,13 +14,14 @@ from pathlib import Path
 
 from devcluster.errors import StartError
 from devcluster.network import Network
-from devcluster.paths import Layout
+from devcluster.paths import Layout, find_hidden_dir
 from devcluster.process import Process, find_marked, run_tool, spawn, wait_until
 from devcluster.render.node import BIND_MOUNTS, KERNEL_SETTINGS
 from devcluster.tools import find_tool
 
 LINK_ROLE, NODE_ROLE = "link", "node"
 MOUNT_SCRIPT = """
+{releases}
 mount --make-rshared /
 mount -t tmpfs -o mode=0755 node-run /run
 mount -t tmpfs -o mode=0755 node-lib /var/lib
@@ -27,6 +29,9 @@ mount -t tmpfs -o mode=0755 node-log /var/log
 mkdir -p /run/lock {targets}
 {binds}
 """
+
+# Spaces and backslashes in a mount point, as /proc/mounts writes them.
+_ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 def list_routes() -> tuple[IPv4Network, ...]:
@@ -55,9 +60,12 @@ def create_link(layout: Layout, network: Network, pause: Path) -> Process:
     run_tool([*inside, "address", "add", node, "dev", "eth0"])
     run_tool([*inside, "link", "set", "lo", "up"])
     run_tool([*inside, "link", "set", "eth0", "up"])
-    # The kernel looks for a route before kube-proxy's rules see a packet; there is none for anything outside, so
-    # that a pod that tries fails at once instead of timing out.
-    run_tool([*inside, "route", "add", network.service_cidr, "via", network.host_address])
+    # There is no route to anywhere outside, so a pod that tries fails at once instead of timing out. Service addresses
+    # count as local: the kernel looks for a route before kube-proxy's rules see a packet, and what no rule takes is
+    # refused instead of sent around in circles.
+    run_tool(
+        [*inside, "route", "add", "local", network.service_cidr, "dev", "lo", "src", network.node_address]
+    )
     forward = f"--net=/proc/{holder.pid}/ns/net"
     run_tool(["nsenter", forward, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"])
     return holder
@@ -160,8 +168,22 @@ def _mount_all(layout: Layout, holder: Process) -> None:
         source.mkdir(parents=True, exist_ok=True)
     binds = {**folders, **_write_kernel_settings(layout.run / "kernel-settings")}
     lines = [f"mount --bind {shlex.quote(str(source))} {target}" for target, source in binds.items()]
-    script = MOUNT_SCRIPT.format(targets=" ".join(folders), binds="\n".join(lines))
+    mounts = Path(f"/proc/{find_init(layout, holder)}/mounts").read_text()
+    # A namespace starts with copies of all mounts; copies of those it covers, such as an image build's overlays,
+    # would only keep what the host removes alive.
+    releases = [f"umount --lazy {shlex.quote(target)}" for target in select_covered_mounts(mounts)]
+    script = MOUNT_SCRIPT.format(
+        releases="\n".join(releases), targets=" ".join(folders), binds="\n".join(lines)
+    )
     run_tool([*enter_node(layout, holder), "sh", "-eu"], stdin=script.encode())
+
+
+def select_covered_mounts(mounts: str) -> list[str]:
+    """Select the mount points of a /proc/mounts text below the node's private folders, deepest first."""
+    targets = [
+        _ESCAPED.sub(lambda found: chr(int(found[1], 8)), line.split()[1]) for line in mounts.splitlines()
+    ]
+    return sorted((target for target in targets if find_hidden_dir(Path(target))), key=len, reverse=True)
 
 
 def _write_kernel_settings(folder: Path) -> dict[str, Path]:

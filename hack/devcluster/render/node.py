@@ -147,7 +147,8 @@ def make_kube_proxy_config(layout: Layout, network: Network) -> dict[str, Any]:
         "clusterCIDR": network.pod_cidr,
         "detectLocalMode": "ClusterCIDR",
         # The connection table's size has no namespace: leave the machine's.
-        "linux": {"conntrack": {"maxPerCore": 0, "min": 0}, "oomScoreAdj": 0},
+        "conntrack": {"maxPerCore": 0, "min": 0},
+        "oomScoreAdj": 0,
         "iptables": {"minSyncPeriod": "0s"},
     }
 
