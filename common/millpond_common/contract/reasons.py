@@ -70,3 +70,36 @@ class ConditionReason(StrEnum):
     WITHIN_LIMITS = "WithinLimits"
     MIN_REPLICAS = "MinReplicas"
     MAX_REPLICAS = "MaxReplicas"
+
+
+class ScalingReason(StrEnum):
+    """What decided a replica count, or which rule bound it."""
+
+    # axes of demand: the recommendation came from this one
+    PREFILL_DEMAND = "PrefillDemand"
+    DECODE_DEMAND = "DecodeDemand"
+    KV_PRESSURE = "KVPressure"
+    QUEUED_TOKENS = "QueuedTokens"
+    WARM_FLOOR = "WarmFloor"
+    HELD_DEMAND = "HeldDemand"  # requests are held for a pool at zero
+    IDLE = "Idle"
+    STEADY = "Steady"  # the count already is what demand asks for
+    # rules that bound the decision
+    WITHIN_TOLERANCE = "WithinTolerance"
+    MIN_REPLICAS = "MinReplicas"
+    MAX_REPLICAS = "MaxReplicas"
+    RATE_LIMIT = "RateLimit"
+    STABILIZING = "Stabilizing"
+    FLEET_MINUS_ONE = "FleetMinusOne"  # one replica fewer would miss a target
+    CACHED_VALUE = "CachedValue"  # what the victim has cached would have to be computed again
+    PENDING_SUSPECT = (
+        "PendingSuspect"  # a replica has been pending for longer than twice the measured start time
+    )
+    BUDGET = "Budget"
+    PAIR_BOUND = "PairBound"  # the other role cannot grow with it
+    # what is missing
+    NO_DATA = "NoData"
+    STALE_DATA = "StaleData"
+    PARTIAL_DATA = "PartialData"  # fewer gateways reported than are expected
+    CAPACITY_UNKNOWN = "CapacityUnknown"
+    TARGET_UNREACHABLE = "TargetUnreachable"  # an idle replica already misses the TTFT target

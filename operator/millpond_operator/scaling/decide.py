@@ -1,0 +1,174 @@
+"""The decision: recommendation first, then up, hold or down, then limits. Pure and idempotent.
+
+Order of rules, each of which can bind and is then named in the result: data, tolerance, pending
+replicas as supply, rate limit, stabilization, fleet minus one, cached value, minimum and maximum.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from millpond_common.contract.reasons import ScalingReason
+from millpond_operator.scaling.freshness import drop_stale, find_gap
+from millpond_operator.scaling.needs import compute_arrivals, compute_needs, make_careful
+from millpond_operator.scaling.records import TOLERANCE, UTILISATION, Decision, Need, ScalingSnapshot
+
+MAX_STEP = 4
+"""Replicas added per loop at least; beyond that the count may double."""
+FLEET_UTILISATION = 0.7
+"""A smaller fleet must carry the demand at no more than this: between it and UTILISATION nothing moves."""
+
+
+def decide(snapshot: ScalingSnapshot, now: float) -> Decision:
+    """Decide the replica count of one role of one pool."""
+    fresh = drop_stale(snapshot, now)
+    needs = compute_needs(fresh.limits, fresh.demand, fresh.kv, fresh.capacity, fresh.horizon_seconds)
+    zero = _decide_zero(fresh, needs)
+    if zero is not None:
+        return _finish(zero, fresh, needs)
+    gap = find_gap(snapshot, now)
+    need = _recommend(fresh, needs)
+    recommendation = math.ceil(need.replicas - 1e-9)
+    supply = fresh.supply
+    if recommendation > supply.wanted - supply.count_suspect(fresh.horizon_seconds):
+        decision = _go_up(fresh, need)
+    elif gap is not None:
+        decision = Decision(supply.wanted, recommendation, gap, (gap,))
+    elif recommendation < supply.wanted:
+        decision = _go_down(fresh, needs, need, now)
+    else:
+        decision = Decision(supply.wanted, recommendation, ScalingReason.STEADY)
+    return _finish(decision, fresh, needs)
+
+
+def _decide_zero(snapshot: ScalingSnapshot, needs: tuple[Need, ...]) -> Decision | None:
+    limits, demand, current = snapshot.limits, snapshot.demand, snapshot.supply.wanted
+    if demand is None:
+        return None
+    if current == 0 and (demand.held_requests > 0 or demand.backlog_tokens > 0):
+        wanted = max(math.ceil(_recommend(snapshot, needs).replicas - 1e-9), 1)
+        return Decision(min(wanted, MAX_STEP), wanted, ScalingReason.HELD_DEMAND)
+    everyone = demand.gateways_reporting >= demand.gateways_expected > 0
+    if current == 0 and limits.min_replicas == 0:
+        return Decision(0, 0, ScalingReason.IDLE)
+    if limits.min_replicas > 0 or limits.idle_seconds is None or not everyone or demand.idle_seconds is None:
+        return None
+    is_idle = (
+        demand.idle_seconds >= limits.idle_seconds
+        and demand.backlog_tokens == 0
+        and demand.held_requests == 0
+    )
+    return Decision(0, 0, ScalingReason.IDLE) if is_idle else None
+
+
+def _recommend(snapshot: ScalingSnapshot, needs: tuple[Need, ...]) -> Need:
+    """The strongest axis; without any, what is there now. At least one: only the rules of zero end at zero."""
+    if not needs:
+        # What is there now, without suspects: nothing asks for their replacement.
+        counted = snapshot.supply.wanted - snapshot.supply.count_suspect(snapshot.horizon_seconds)
+        return Need(float(max(counted, snapshot.warm_floor)), ScalingReason.NO_DATA)
+    floor = Need(float(max(snapshot.warm_floor, 1)), ScalingReason.WARM_FLOOR)
+    return max((*needs, floor), key=lambda need: need.replicas)
+
+
+def _go_up(snapshot: ScalingSnapshot, need: Need) -> Decision:
+    supply = snapshot.supply
+    suspect = supply.count_suspect(snapshot.horizon_seconds)
+    counted = supply.wanted - suspect
+    recommendation = math.ceil(need.replicas - 1e-9)
+    bounds = (ScalingReason.PENDING_SUSPECT,) if suspect else ()
+    if counted > 0 and need.replicas <= counted * (1 + TOLERANCE):
+        return Decision(supply.wanted, recommendation, need.reason, (*bounds, ScalingReason.WITHIN_TOLERANCE))
+    missing = recommendation - counted
+    room = max(MAX_STEP, counted)
+    if missing > room:
+        missing = room
+        bounds = (*bounds, ScalingReason.RATE_LIMIT)
+    return Decision(supply.wanted + missing, recommendation, need.reason, bounds)
+
+
+def _go_down(snapshot: ScalingSnapshot, needs: tuple[Need, ...], need: Need, now: float) -> Decision:
+    supply = snapshot.supply
+    recommendation = math.ceil(need.replicas - 1e-9)
+    steady = _find_window_maximum(snapshot, recommendation, now)
+    if steady is None or steady >= supply.wanted:
+        return Decision(supply.wanted, recommendation, need.reason, (ScalingReason.STABILIZING,))
+    floor = max(steady, 1)
+    if floor >= supply.ready:
+        # Only pending replicas go: they carry nothing, so no proof about the fleet is needed.
+        return Decision(floor, recommendation, need.reason)
+    fleet, bound = _find_smallest_fleet(snapshot, needs, floor)
+    return Decision(fleet, recommendation, need.reason, (bound,) if bound else ())
+
+
+def _find_window_maximum(snapshot: ScalingSnapshot, recommendation: int, now: float) -> int | None:
+    """Highest recommendation of the stabilization window; None while the history does not cover it."""
+    begin = now - snapshot.limits.stabilization_seconds
+    if not snapshot.history or snapshot.history[0].at > begin:
+        return None
+    return max([recommendation, *(r.replicas for r in snapshot.history if r.at >= begin)])
+
+
+def _find_smallest_fleet(
+    snapshot: ScalingSnapshot, needs: tuple[Need, ...], floor: int
+) -> tuple[int, ScalingReason | None]:
+    """Smallest count, going down one by one from what is ready, that still meets every target."""
+    fleet = snapshot.supply.ready
+    carried = make_careful(needs, utilisation=FLEET_UTILISATION)
+    capacity = snapshot.capacity.prefill_per_second or 0.0
+    while fleet > floor:
+        smaller = fleet - 1
+        if any(need.replicas > smaller for need in carried):
+            return fleet, ScalingReason.FLEET_MINUS_ONE
+        arrivals = compute_arrivals(snapshot.demand) if snapshot.demand else None
+        lost = snapshot.victim_reuse_per_second * (snapshot.supply.ready - smaller)
+        if lost > 0 and arrivals is not None and arrivals + lost > capacity * UTILISATION * smaller:
+            return fleet, ScalingReason.CACHED_VALUE
+        fleet = smaller
+    return fleet, None
+
+
+def _finish(decision: Decision, snapshot: ScalingSnapshot, needs: tuple[Need, ...]) -> Decision:
+    """Apply minimum and maximum last, and add the numbers."""
+    limits = snapshot.limits
+    replicas, bounds = decision.replicas, decision.bounds
+    if replicas < limits.min_replicas:
+        replicas, bounds = limits.min_replicas, (*bounds, ScalingReason.MIN_REPLICAS)
+    if replicas > limits.max_replicas:
+        replicas, bounds = limits.max_replicas, (*bounds, ScalingReason.MAX_REPLICAS)
+    if _is_unreachable(snapshot):
+        bounds = (*bounds, ScalingReason.TARGET_UNREACHABLE)
+    demand = compute_arrivals(snapshot.demand) if snapshot.demand else None
+    finished = replace(
+        decision,
+        replicas=replicas,
+        bounds=bounds,
+        demand_per_second=demand,
+        capacity_per_second=snapshot.capacity.prefill_per_second,
+        needs=needs,
+    )
+    return replace(finished, message=explain(finished, snapshot))
+
+
+def _is_unreachable(snapshot: ScalingSnapshot) -> bool:
+    target, best = snapshot.limits.ttft_milliseconds, snapshot.capacity.reachable_ttft_milliseconds
+    return target is not None and best is not None and best > target
+
+
+def explain(decision: Decision, snapshot: ScalingSnapshot) -> str:
+    """One sentence with the numbers, for status and events."""
+    supply = snapshot.supply
+    parts = [
+        f"{decision.replicas} replicas ({supply.ready} ready, {len(supply.pending_ages)} pending): {decision.reason}"
+    ]
+    if decision.demand_per_second is not None:
+        capacity = f"{decision.capacity_per_second:.0f}" if decision.capacity_per_second else "unknown"
+        parts.append(f"demand {decision.demand_per_second:.0f} of {capacity} uncached tokens/s per replica")
+    if snapshot.demand is not None and snapshot.demand.backlog_tokens:
+        parts.append(f"{snapshot.demand.backlog_tokens} tokens waiting")
+    if decision.recommendation != decision.replicas:
+        parts.append(f"recommended {decision.recommendation}")
+    if decision.bounds:
+        parts.append("bound by " + ", ".join(decision.bounds))
+    return "; ".join(parts)

@@ -1,0 +1,81 @@
+"""Replicas that each axis of demand asks for.
+
+    prefill = (max(A15, A60) / utilisation + backlog / horizon) / capacity
+    decode  = (output tokens per second / utilisation) / decode capacity
+    memory  = used blocks / (kvPercent of one replica's blocks)
+    queue   = backlog / queuedTokens
+
+Worked: 3,000 uncached tokens/s, 40,000 waiting, 100 s to start a replica, 2,000 tokens/s each:
+(3000 / 0.8 + 40000 / 100) / 2000 = 2.1 replicas.
+"""
+
+from __future__ import annotations
+
+from millpond_common.contract.reasons import ScalingReason
+from millpond_operator.scaling.records import (
+    TOLERANCE,
+    UTILISATION,
+    Capacity,
+    Demand,
+    KvLoad,
+    Need,
+    ScalingLimits,
+)
+
+
+def compute_needs(
+    limits: ScalingLimits,
+    demand: Demand | None,
+    kv: KvLoad | None,
+    capacity: Capacity,
+    horizon_seconds: float,
+) -> tuple[Need, ...]:
+    """Needs of the axes whose inputs are there; an absent input gives no need, never a need of zero."""
+    found = [
+        _prefill(demand, capacity, horizon_seconds),
+        _decode(demand, capacity),
+        _memory(kv, limits.kv_percent),
+        _queue(demand, limits.queued_tokens),
+    ]
+    return tuple(need for need in found if need is not None)
+
+
+def compute_arrivals(demand: Demand) -> float | None:
+    """Uncached tokens per second: the faster of both windows, so that a rise is seen at once and a dip is not."""
+    rates = [r for r in (demand.uncached_per_second_15, demand.uncached_per_second_60) if r is not None]
+    return max(rates) if rates else None
+
+
+def make_careful(needs: tuple[Need, ...], *, utilisation: float) -> tuple[Need, ...]:
+    """Needs at a lower utilisation of the rate axes, and with the tolerance on the others: for a smaller fleet."""
+    rates = (ScalingReason.PREFILL_DEMAND, ScalingReason.DECODE_DEMAND)
+    factor = UTILISATION / utilisation
+    return tuple(Need(n.replicas * (factor if n.reason in rates else 1 + TOLERANCE), n.reason) for n in needs)
+
+
+def _prefill(demand: Demand | None, capacity: Capacity, horizon_seconds: float) -> Need | None:
+    arrivals = compute_arrivals(demand) if demand else None
+    if demand is None or arrivals is None or not capacity.prefill_per_second:
+        return None
+    rate = arrivals / UTILISATION + demand.backlog_tokens / max(horizon_seconds, 1.0)
+    return Need(rate / capacity.prefill_per_second, ScalingReason.PREFILL_DEMAND)
+
+
+def _decode(demand: Demand | None, capacity: Capacity) -> Need | None:
+    if demand is None or demand.output_per_second is None or not capacity.decode_per_second:
+        return None
+    return Need(
+        demand.output_per_second / UTILISATION / capacity.decode_per_second, ScalingReason.DECODE_DEMAND
+    )
+
+
+def _memory(kv: KvLoad | None, kv_percent: int | None) -> Need | None:
+    if kv is None or kv_percent is None or kv.blocks_per_replica <= 0:
+        return None
+    return Need(kv.used_blocks / (kv.blocks_per_replica * kv_percent / 100), ScalingReason.KV_PRESSURE)
+
+
+def _queue(demand: Demand | None, queued_tokens: int | None) -> Need | None:
+    if demand is None or not queued_tokens:
+        return None
+    return Need(demand.backlog_tokens / queued_tokens, ScalingReason.QUEUED_TOKENS)

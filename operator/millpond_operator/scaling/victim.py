@@ -1,0 +1,42 @@
+"""Which replica leaves: least cached value, then least remaining work; pending ones before all, never the last of a zone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One replica as scale-down sees it."""
+
+    pod: str
+    is_ready: bool
+    unique_cached_tokens: int
+    """Tokens in blocks that no other replica holds."""
+    reuse_per_second: float
+    """How often they are hit."""
+    open_requests: int
+    zone: str = ""
+
+    @property
+    def cached_value(self) -> float:
+        """Prompt tokens per second that would have to be computed again without it."""
+        return self.unique_cached_tokens * self.reuse_per_second
+
+
+def rank_victims(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Candidates in the order in which they should leave."""
+    per_zone = Counter(candidate.zone for candidate in candidates if candidate.is_ready)
+
+    def cost(candidate: Candidate) -> tuple[bool, bool, float, int, str]:
+        is_last = candidate.is_ready and len(per_zone) > 1 and per_zone[candidate.zone] == 1
+        return candidate.is_ready, is_last, candidate.cached_value, candidate.open_requests, candidate.pod
+
+    return sorted(candidates, key=cost)
+
+
+def compute_deletion_costs(candidates: Sequence[Candidate]) -> dict[str, int]:
+    """Values for the pod-deletion-cost annotation: the lower one leaves first."""
+    return {candidate.pod: rank for rank, candidate in enumerate(rank_victims(candidates))}

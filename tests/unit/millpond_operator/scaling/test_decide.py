@@ -1,0 +1,355 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millpond_common.contract.reasons import ScalingReason
+from millpond_operator.scaling.decide import decide
+from millpond_operator.scaling.learn import (
+    CapacityEstimate,
+    Interval,
+    compute_horizon,
+    compute_warm_floor,
+    learn_capacity,
+)
+from millpond_operator.scaling.records import (
+    Capacity,
+    Decision,
+    Demand,
+    KvLoad,
+    Recommended,
+    ScalingLimits,
+    ScalingSnapshot,
+    Supply,
+)
+from millpond_operator.scaling.roles import RolePlan, fit_budget
+from millpond_operator.scaling.victim import Candidate, rank_victims
+
+NOW = 10_000.0
+H = 100.0
+LIMITS = ScalingLimits(min_replicas=1, max_replicas=10, kv_percent=80)
+QUIET = (Recommended(NOW - 400, 1),)
+
+
+def demand(rate: float | None, **changes: object) -> Demand:
+    base = Demand(
+        observed_at=NOW - 5,
+        gateways_reporting=2,
+        gateways_expected=2,
+        uncached_per_second_15=rate,
+        uncached_per_second_60=rate,
+        output_per_second=0.0,
+        held_tokens=0,
+        queued_tokens=0,
+        idle_seconds=0.0,
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def kv(used: int, *, at: float = NOW - 5) -> KvLoad:
+    return KvLoad(at, used, blocks_per_replica=1000, replicas_reporting=2)
+
+
+def snapshot(rate: float | None, *, ready: int, **changes: object) -> ScalingSnapshot:
+    base = ScalingSnapshot(
+        limits=LIMITS,
+        supply=Supply(ready),
+        demand=demand(rate),
+        kv=kv(0),
+        capacity=Capacity(1000.0, 500.0),
+        horizon_seconds=H,
+        history=QUIET,
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def history(*replicas: int) -> tuple[Recommended, ...]:
+    step = 400 / max(len(replicas) - 1, 1)
+    return tuple(Recommended(NOW - 400 + i * step, r) for i, r in enumerate(replicas))
+
+
+def test_as_001_token_demand_scales_up_although_kv_is_low() -> None:
+    # 8 requests/s of 6,000 prompt tokens against 20,000 tokens/s a replica; KV use stays at 0.32.
+    busy = snapshot(48_000.0, ready=2, capacity=Capacity(20_000.0), kv=kv(320 * 2))
+    decision = decide(busy, NOW)
+    assert decision.replicas == 3
+    assert decision.reason is ScalingReason.PREFILL_DEMAND
+
+
+def test_as_002_an_idle_fleet_never_moves() -> None:
+    idle = snapshot(0.0, ready=1, demand=demand(0.0, idle_seconds=5_000.0))
+    now = NOW
+    for _ in range(2880):  # 24 hours of 30-second loops
+        now += 30
+        fresh = replace(idle, demand=demand(0.0, observed_at=now, idle_seconds=now), kv=kv(0, at=now))
+        assert decide(fresh, now).replicas == 1
+
+
+def test_as_003_samples_of_a_cold_replica_are_excluded() -> None:
+    estimate = CapacityEstimate(samples=(1000.0,) * 20)
+    for _ in range(20):
+        estimate = learn_capacity(estimate, Interval(200.0, 1.0, age_seconds=30.0), ttft_target=None)
+    assert estimate.prefill_per_second == pytest.approx(1000.0, rel=0.05)
+
+
+def test_as_004_an_unreachable_ttft_target_holds_and_is_named() -> None:
+    limits = replace(LIMITS, ttft_milliseconds=50)
+    idle = snapshot(
+        100.0, ready=1, limits=limits, capacity=Capacity(1000.0, 500.0, reachable_ttft_milliseconds=90.0)
+    )
+    idle = replace(idle, demand=demand(100.0, ttft_milliseconds=90.0))
+    decision = decide(idle, NOW)
+    assert decision.replicas == 1
+    assert ScalingReason.TARGET_UNREACHABLE in decision.bounds
+
+
+def test_as_006_pending_replicas_are_supply() -> None:
+    first = decide(snapshot(3_000.0, ready=2), NOW)
+    assert first.replicas == 4
+    later = snapshot(3_000.0, ready=2, supply=Supply(2, pending_ages=(30.0, 30.0)))
+    assert decide(later, NOW).replicas == 4
+
+
+def test_as_007_pending_replicas_go_first_when_load_is_gone() -> None:
+    gone = snapshot(
+        20.0, ready=2, supply=Supply(2, pending_ages=(900.0,) * 4), limits=replace(LIMITS, min_replicas=1)
+    )
+    assert decide(replace(gone, history=history(1, 1)), NOW).replicas == 1
+    # While the window still remembers two, only the pending ones go.
+    assert decide(replace(gone, history=history(1, 2)), NOW).replicas == 2
+
+
+def test_as_008_a_replica_pending_for_an_hour_blocks_nothing() -> None:
+    stuck = Supply(1, pending_ages=(3600.0,))
+    assert decide(snapshot(10.0, ready=1, supply=stuck), NOW).replicas == 1
+    loaded = decide(snapshot(1_500.0, ready=1, supply=stuck), NOW)
+    assert loaded.replicas == 3  # two are needed, the stuck one is not counted, and it is named
+    assert ScalingReason.PENDING_SUSPECT in loaded.bounds
+
+
+def test_as_009_one_unready_replica_does_not_stop_decisions() -> None:
+    partial = snapshot(
+        200.0, ready=4, supply=Supply(4, pending_ages=(50.0,)), kv=replace(kv(100), replicas_reporting=4)
+    )
+    assert decide(partial, NOW).replicas < 5
+
+
+@pytest.mark.parametrize("loads", [None, kv(10, at=NOW - 300)])
+def test_as_010_a_missing_input_holds(loads: KvLoad | None) -> None:
+    decision = decide(snapshot(10.0, ready=3, kv=loads), NOW)
+    assert decision.replicas == 3
+    assert decision.reason in {ScalingReason.NO_DATA, ScalingReason.STALE_DATA}
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason"),
+    [
+        (None, ScalingReason.NO_DATA),
+        (demand(None), ScalingReason.NO_DATA),
+        (demand(0.0, observed_at=NOW - 120), ScalingReason.STALE_DATA),
+        (demand(0.0, gateways_reporting=1), ScalingReason.PARTIAL_DATA),
+    ],
+)
+def test_as_011_absence_is_never_read_as_zero(seen: Demand | None, reason: ScalingReason) -> None:
+    decision = decide(snapshot(0.0, ready=7, demand=seen), NOW)
+    assert decision.replicas == 7
+    assert decision.reason is reason
+
+
+def test_as_012_gaps_hold_without_flapping() -> None:
+    counts = []
+    for loop in range(30):
+        seen = demand(2_000.0, observed_at=NOW) if loop % 3 == 0 else None
+        counts.append(decide(snapshot(0.0, ready=3, demand=seen), NOW).replicas)
+    assert set(counts) == {3}
+
+
+def test_as_013_two_replicas_at_kv_70_percent_stay_two() -> None:
+    decision = decide(snapshot(10.0, ready=2, kv=kv(1_400), history=history(1, 1)), NOW)
+    assert decision.replicas == 2
+
+
+def test_as_015_a_finished_burst_is_back_at_the_floor_after_the_window() -> None:
+    assert decide(snapshot(0.0, ready=8, history=history(8, 8)), NOW).replicas == 8
+    assert decide(snapshot(0.0, ready=8, history=history(1, 1)), NOW).replicas == 1
+
+
+def test_as_016_prefill_heavy_load_grows_prefill_only() -> None:
+    heavy = demand(20 * 300.0, output_per_second=40.0)
+    prefill = snapshot(
+        0.0, ready=2, demand=heavy, capacity=Capacity(1_500.0, None), limits=replace(LIMITS, kv_percent=None)
+    )
+    decode = snapshot(0.0, ready=2, demand=replace(heavy, uncached_per_second_15=0.0, uncached_per_second_60=0.0),
+                      capacity=Capacity(1_500.0, 100.0), limits=replace(LIMITS, kv_percent=None))  # fmt: skip
+    assert decide(prefill, NOW).replicas == 5
+    assert decide(decode, NOW).replicas <= 2
+
+
+def test_as_017_one_budget_is_never_passed_at_any_instant() -> None:
+    def plan(wanted: int, current: int) -> RolePlan:
+        return RolePlan(Decision(wanted, wanted, ScalingReason.PREFILL_DEMAND), current, gpus_per_replica=1)
+
+    prefill, decode = fit_budget(plan(6, 4), plan(2, 4), budget_gpus=8)
+    assert (prefill.replicas, decode.replicas) == (4, 2)  # down first; the freed GPUs serve the next loop
+    assert ScalingReason.BUDGET in prefill.bounds
+    prefill, decode = fit_budget(plan(6, 4), plan(2, 2), budget_gpus=8)
+    assert (prefill.replicas, decode.replicas) == (6, 2)
+
+
+def test_as_018_the_replica_with_the_common_prefix_stays() -> None:
+    def candidate(pod: str, cached: int, rate: float) -> Candidate:
+        return Candidate(
+            pod, is_ready=True, unique_cached_tokens=cached, reuse_per_second=rate, open_requests=1
+        )
+
+    fleet = [
+        candidate("a", 6000, 0.6),
+        candidate("b", 9000, 0.1),
+        candidate("c", 100, 0.1),
+        candidate("d", 200, 0.1),
+    ]
+    assert [c.pod for c in rank_victims(fleet)] == ["c", "d", "b", "a"]
+    guarded = snapshot(600.0, ready=2, victim_reuse_per_second=600.0, history=history(1, 1))
+    decision = decide(guarded, NOW)
+    assert decision.replicas == 2
+    assert ScalingReason.CACHED_VALUE in decision.bounds
+
+
+def test_pending_replicas_leave_before_ready_ones_and_no_zone_is_emptied() -> None:
+    fleet = [
+        Candidate(
+            "warm", is_ready=True, unique_cached_tokens=9, reuse_per_second=1.0, open_requests=3, zone="a"
+        ),
+        Candidate(
+            "alone", is_ready=True, unique_cached_tokens=0, reuse_per_second=0.0, open_requests=0, zone="b"
+        ),
+        Candidate(
+            "also", is_ready=True, unique_cached_tokens=5, reuse_per_second=1.0, open_requests=0, zone="a"
+        ),
+        Candidate(
+            "pending", is_ready=False, unique_cached_tokens=0, reuse_per_second=0.0, open_requests=0, zone="b"
+        ),
+    ]
+    assert [c.pod for c in rank_victims(fleet)] == ["pending", "also", "warm", "alone"]
+
+
+@pytest.mark.parametrize(
+    ("starts", "expected"), [((), 300.0), ((1200.0,) * 9, 1200.0), ((20.0,) * 9, 20.0), ((20.0,), 300.0)]
+)
+def test_as_021_as_022_the_horizon_is_the_measured_start_time(
+    starts: tuple[float, ...], expected: float
+) -> None:
+    assert compute_horizon(starts) == expected
+
+
+def test_a_pool_at_zero_wakes_on_held_requests_and_sleeps_only_with_all_gateways() -> None:
+    limits = replace(LIMITS, min_replicas=0, idle_seconds=600.0)
+    asleep = snapshot(0.0, ready=0, limits=limits, demand=demand(None, held_requests=1, held_tokens=50))
+    assert decide(asleep, NOW).replicas == 1
+    assert decide(asleep, NOW).reason is ScalingReason.HELD_DEMAND
+    idle = snapshot(0.0, ready=2, limits=limits, demand=demand(0.0, idle_seconds=700.0))
+    assert decide(idle, NOW).replicas == 0
+    partial = replace(idle, demand=demand(0.0, idle_seconds=700.0, gateways_reporting=1))
+    assert decide(partial, NOW).replicas == 2
+    stays = replace(idle, supply=Supply(0))
+    assert decide(stays, NOW).replicas == 0
+
+
+def test_op_067_the_sum_over_the_fleet_decides_about_zero() -> None:
+    limits = replace(LIMITS, min_replicas=0, idle_seconds=600.0)
+    busy = snapshot(5.0, ready=1, limits=limits, demand=demand(5.0, idle_seconds=2.0))
+    assert decide(busy, NOW).replicas == 1
+
+
+def test_op_068_after_a_restart_the_count_stays_until_history_is_there() -> None:
+    decision = decide(snapshot(100.0, ready=7, history=()), NOW)
+    assert decision.replicas == 7
+    assert ScalingReason.STABILIZING in decision.bounds
+
+
+def test_backlog_adds_what_must_be_worked_off_within_the_start_time() -> None:
+    # (3000/0.8 + 40000/100) / 2000 = 2.1 replicas
+    decision = decide(
+        snapshot(3_000.0, ready=1, capacity=Capacity(2_000.0), demand=demand(3_000.0, held_tokens=40_000)),
+        NOW,
+    )
+    assert decision.replicas == 3
+
+
+def test_growth_is_limited_per_loop_and_by_the_maximum() -> None:
+    limits = replace(LIMITS, max_replicas=40)
+    decision = decide(snapshot(24_000.0, ready=2, limits=limits), NOW)
+    assert decision.replicas == 6
+    assert ScalingReason.RATE_LIMIT in decision.bounds
+    capped = decide(snapshot(24_000.0, ready=8), NOW)
+    assert capped.replicas == 10
+    assert ScalingReason.MAX_REPLICAS in capped.bounds
+
+
+def test_bursts_shorter_than_a_start_keep_a_warm_floor() -> None:
+    arrivals = [0.0] * 50 + [100.0] * 40 + [5_000.0] * 10
+    assert compute_warm_floor(arrivals, capacity=1_000.0) == 5
+    assert compute_warm_floor([0.0] * 100, capacity=1_000.0) == 0
+    assert decide(snapshot(100.0, ready=1, warm_floor=3), NOW).replicas == 3
+
+
+RATES = st.floats(0, 50_000, allow_nan=False)
+
+
+@st.composite
+def snapshots(draw: st.DrawFn) -> ScalingSnapshot:
+    low = draw(st.integers(0, 3))
+    limits = ScalingLimits(low, draw(st.integers(max(low, 1), 20)), draw(st.none() | st.integers(100, 9_000)),
+                           draw(st.none() | st.integers(10, 95)), None, 300.0, draw(st.none() | st.just(600.0)))  # fmt: skip
+    seen = demand(draw(st.none() | RATES), held_tokens=draw(st.integers(0, 10_000)), idle_seconds=draw(st.none() | st.just(0.0)),
+                  gateways_reporting=draw(st.integers(1, 2)), observed_at=NOW - draw(st.sampled_from([1, 20, 100])))  # fmt: skip
+    return ScalingSnapshot(
+        limits=limits,
+        supply=Supply(draw(st.integers(0, 12)), tuple(draw(st.lists(st.floats(0, 5_000), max_size=5)))),
+        demand=draw(st.sampled_from([seen, None])),
+        kv=draw(st.none() | st.builds(kv, st.integers(0, 9_000))),
+        capacity=Capacity(draw(st.none() | st.just(1_000.0)), draw(st.none() | st.just(400.0))),
+        horizon_seconds=H,
+        history=draw(st.sampled_from([(), QUIET, history(1, 5, 2)])),
+    )
+
+
+@given(snapshots())
+def test_a_decision_is_bounded_and_repeatable(case: ScalingSnapshot) -> None:
+    decision = decide(case, NOW)
+    assert case.limits.min_replicas <= decision.replicas <= case.limits.max_replicas
+    assert decide(case, NOW) == decision
+    assert decision.message
+
+
+@given(snapshots(), RATES)
+def test_more_demand_never_means_fewer_replicas(case: ScalingSnapshot, extra: float) -> None:
+    if case.demand is None or case.demand.uncached_per_second_15 is None:
+        return
+    rate = case.demand.uncached_per_second_15 + extra
+    more = replace(
+        case, demand=replace(case.demand, uncached_per_second_15=rate, uncached_per_second_60=rate)
+    )
+    assert decide(more, NOW).replicas >= decide(case, NOW).replicas
+
+
+@given(snapshots())
+def test_absence_never_lowers_a_count(case: ScalingSnapshot) -> None:
+    blind = replace(case, demand=None, kv=None)
+    current = case.supply.wanted
+    assert decide(blind, NOW).replicas >= min(current, case.limits.max_replicas)
+
+
+@given(snapshots())
+def test_carrying_out_a_decision_settles(case: ScalingSnapshot) -> None:
+    """The same observation with the decided count as supply asks for no further change upwards."""
+    decision = decide(case, NOW)
+    added = decision.replicas - case.supply.wanted
+    if added <= 0 or ScalingReason.RATE_LIMIT in decision.bounds:
+        return
+    ages = case.supply.pending_ages + (0.0,) * added
+    again = decide(replace(case, supply=replace(case.supply, pending_ages=ages)), NOW)
+    assert again.replicas == decision.replicas
