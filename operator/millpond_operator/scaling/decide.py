@@ -48,7 +48,8 @@ def _decide_zero(snapshot: ScalingSnapshot, needs: tuple[Need, ...]) -> Decision
         return None
     if current == 0 and (demand.held_requests > 0 or demand.backlog_tokens > 0):
         wanted = max(math.ceil(_recommend(snapshot, needs).replicas - 1e-9), 1)
-        return Decision(min(wanted, MAX_STEP), wanted, ScalingReason.HELD_DEMAND)
+        bounds = (ScalingReason.RATE_LIMIT,) if wanted > MAX_STEP else ()
+        return Decision(min(wanted, MAX_STEP), wanted, ScalingReason.HELD_DEMAND, bounds)
     everyone = demand.gateways_reporting >= demand.gateways_expected > 0
     if current == 0 and limits.min_replicas == 0:
         return Decision(0, 0, ScalingReason.IDLE)
