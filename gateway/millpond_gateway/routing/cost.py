@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 
+from millpond_gateway.routing.index import Prediction
 from millpond_gateway.routing.records import EndpointView, ReplicaLoad, RequestView, Role, Score
 from millpond_gateway.routing.settings import RoutingSettings
 
@@ -20,12 +21,12 @@ def compute_score(
     request: RequestView,
     settings: RoutingSettings,
     *,
-    cached_tokens: int,
+    prediction: Prediction,
     tokens_per_second: float,
     away_from_home: bool,
 ) -> Score:
     """Cost of serving `request` on `endpoint`; `away_from_home`: its session was served elsewhere before."""
-    uncached = compute_uncached_tokens(request, cached_tokens)
+    uncached = compute_uncached_tokens(request, prediction.cached_tokens)
     queue_seconds = load.queued_tokens / tokens_per_second
     own_seconds = settings.price_of_recompute * uncached / tokens_per_second
     decode_seconds = compute_decode_pressure(endpoint, load, request, settings) / tokens_per_second
@@ -39,8 +40,10 @@ def compute_score(
         affinity_seconds,
         load.queued_tokens,
         uncached,
-        cached_tokens,
+        prediction.cached_tokens,
         tokens_per_second,
+        prediction.routed_tokens,
+        prediction.held_tokens,
     )
 
 

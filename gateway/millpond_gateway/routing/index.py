@@ -1,14 +1,47 @@
-"""Expected cached tokens per replica, from the layers of the index."""
+"""Expected cached tokens per replica, from three layers with confidence.
+
+    E[cached] = c·m2 + (1 - c)·k·m1
+
+m1: blocks that this fleet of gateways routed (base). m2: blocks the replica's KV events say it holds (correction).
+k: running ratio of real to predicted cached tokens, from the engines' usage (audit). c: confidence in the events.
+What was routed within the last seconds counts even at c = 1, since its events are still to come.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from millpond_gateway.routing.records import EndpointView, PromptKeys
-from millpond_gateway.routing.routed import RoutedIndex
+from millpond_gateway.routing.held import ReplicaBlocks
+from millpond_gateway.routing.records import EndpointView, PromptKeys, Reservation
+from millpond_gateway.routing.routed import RoutedIndex, RoutedMatch
 from millpond_gateway.routing.settings import RoutingSettings
+from millpond_gateway.routing.stream import EventStream
 
 _AUDIT_DECAY = 0.95
+_NO_ROUTED = RoutedMatch(0, 0)
+
+
+class Prediction(NamedTuple):
+    """Expected cached prompt tokens on one replica, blended and by layer."""
+
+    cached_tokens: int
+    routed_tokens: int
+    held_tokens: int | None
+    """None without an event stream."""
+
+
+NOTHING = Prediction(0, 0, None)
+
+
+class IndexTotals(NamedTuple):
+    """Sums over finished requests: three series that tell workload, routing and index loss apart."""
+
+    prompt_tokens: int
+    predicted_tokens: int
+    routed_tokens: int
+    held_tokens: int
+    real_tokens: int
 
 
 class _Audit:
@@ -17,6 +50,14 @@ class _Audit:
     def __init__(self) -> None:
         self.predicted = 0.0
         self.real = 0.0
+
+    @property
+    def ratio(self) -> float:
+        return self.real / self.predicted if self.predicted > 0 else 1.0
+
+    def note(self, predicted: int, real: int) -> None:
+        self.predicted = self.predicted * _AUDIT_DECAY + predicted
+        self.real = self.real * _AUDIT_DECAY + min(real, predicted)
 
 
 class PrefixIndex:
@@ -28,41 +69,103 @@ class PrefixIndex:
             max_bytes=settings.index_bytes, speculative_seconds=settings.speculative_seconds
         )
         self._audits: dict[str, _Audit] = {}
+        self._streams: dict[str, EventStream] = {}
+        self.totals = IndexTotals(0, 0, 0, 0, 0)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all layers."""
+        return self.routed.num_bytes + sum(stream.blocks.num_bytes for stream in self._streams.values())
 
     def set_settings(self, settings: RoutingSettings) -> None:
         """Follow changed settings."""
         self._settings = settings
 
-    def predict(self, prompt: PromptKeys, now: float) -> dict[str, int]:
-        """Expected cached tokens per replica; absent means none."""
-        if not prompt.keys:
+    def open_stream(self, endpoint: EndpointView) -> EventStream:
+        """The endpoint's event stream, made on first use; feed it what the transport receives."""
+        stream = self._streams.get(endpoint.uid)
+        if stream is None:
+            blocks = ReplicaBlocks(
+                model=self._settings.model, seed=self._settings.key_seed, num_blocks=endpoint.num_blocks
+            )
+            stream = self._streams[endpoint.uid] = EventStream(blocks)
+            stream.restart(endpoint.epoch)
+        return stream
+
+    def find_stream(self, uid: str) -> EventStream | None:
+        """The endpoint's stream, if it has one."""
+        return self._streams.get(uid)
+
+    def close_stream(self, uid: str) -> None:
+        """The endpoint has no events any more: go on without that layer."""
+        self._streams.pop(uid, None)
+
+    def predict(self, prompt: PromptKeys, now: float) -> dict[str, Prediction]:
+        """Prediction per replica; absent means nothing is expected."""
+        keys = prompt.keys
+        if not keys:
             return {}
-        matches = self.routed.match(prompt.keys, now)
+        routed = self.routed.match(keys, now)
         limit = max(prompt.num_tokens - 1, 0)
-        return {
-            uid: min(int(self._ratio(uid) * match.num_blocks * prompt.tokens_per_key), limit)
-            for uid, match in matches.items()
-        }
+        per_key = prompt.tokens_per_key
+        found: dict[str, Prediction] = {}
+        for uid, match in routed.items():
+            if uid not in self._streams:
+                tokens = min(int(match.num_blocks * per_key), limit)
+                found[uid] = Prediction(int(self._ratio(uid) * tokens), tokens, None)
+        for uid, stream in self._streams.items():
+            prediction = self._blend(stream, uid, prompt, routed.get(uid, _NO_ROUTED), now)
+            if prediction.cached_tokens or prediction.routed_tokens:
+                found[uid] = prediction
+        return found
 
     def note_routed(self, endpoint: EndpointView, keys: Sequence[int], now: float) -> None:
         """Enter a routed prompt."""
+        stream = self._streams.get(endpoint.uid)
+        if stream is not None:
+            stream.note_routed(now)
         if keys:
             capacity = endpoint.num_blocks or self._settings.default_blocks
             self.routed.insert(endpoint.uid, keys, capacity=capacity, now=now)
 
-    def audit(self, uid: str, *, predicted: int, real: int) -> None:
-        """Compare a prediction with what the engine counted."""
-        if predicted <= 0:
-            return
-        audit = self._audits.setdefault(uid, _Audit())
-        audit.predicted = audit.predicted * _AUDIT_DECAY + predicted
-        audit.real = audit.real * _AUDIT_DECAY + min(real, predicted)
+    def audit(self, reservation: Reservation, *, prompt_tokens: int, real: int) -> None:
+        """Compare a reservation's prediction with what the engine counted."""
+        if reservation.routed_tokens > 0:
+            self._audits.setdefault(reservation.uid, _Audit()).note(reservation.routed_tokens, real)
+        stream = self._streams.get(reservation.uid)
+        if stream is not None and reservation.held_tokens is not None:
+            stream.audit(predicted=reservation.held_tokens, real=real)
+        totals = self.totals
+        self.totals = IndexTotals(
+            totals.prompt_tokens + prompt_tokens,
+            totals.predicted_tokens + reservation.cached_tokens,
+            totals.routed_tokens + reservation.routed_tokens,
+            totals.held_tokens + (reservation.held_tokens or 0),
+            totals.real_tokens + real,
+        )
 
-    def drop_replica(self, uid: str) -> None:
-        """Forget everything of a replica."""
+    def forget_blocks(self, uid: str) -> None:
+        """Forget what a replica held: its engine began anew. Its stream stays connected."""
         self.routed.drop_replica(uid)
         self._audits.pop(uid, None)
 
+    def confidence(self, uid: str, now: float) -> float | None:
+        """Trust in the replica's events; None without a stream."""
+        stream = self._streams.get(uid)
+        return None if stream is None else stream.confidence(now)
+
+    def _blend(
+        self, stream: EventStream, uid: str, prompt: PromptKeys, routed: RoutedMatch, now: float
+    ) -> Prediction:
+        limit = max(prompt.num_tokens - 1, 0)
+        confidence = stream.confidence(now)
+        routed_tokens = min(routed.num_blocks * prompt.tokens_per_key, limit)
+        held_tokens = min(stream.blocks.match(prompt.keys).credit_blocks * prompt.tokens_per_key, limit)
+        recent_tokens = min(routed.num_recent_blocks * prompt.tokens_per_key, limit)
+        expected = confidence * max(held_tokens, recent_tokens)
+        expected += (1.0 - confidence) * self._ratio(uid) * routed_tokens
+        return Prediction(int(expected), int(routed_tokens), int(held_tokens))
+
     def _ratio(self, uid: str) -> float:
         audit = self._audits.get(uid)
-        return 1.0 if audit is None else audit.real / audit.predicted
+        return 1.0 if audit is None else audit.ratio

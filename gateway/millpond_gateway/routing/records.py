@@ -137,6 +137,10 @@ class Score(msgspec.Struct, frozen=True, gc=False):
     uncached_tokens: int
     cached_tokens: int
     tokens_per_second: float
+    routed_tokens: int = 0
+    """Part of the prediction from routed requests alone."""
+    held_tokens: int | None = None
+    """Part of the prediction from KV events alone; None without them."""
 
 
 class Drop(msgspec.Struct, frozen=True, gc=False):
@@ -164,6 +168,14 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
             return 0.0
         return (self.score.queued_tokens + self.score.uncached_tokens) / self.score.tokens_per_second
 
+    @property
+    def fastest_wait(self) -> tuple[float, float]:
+        """Queue seconds and own prefill seconds of the candidate that would give the first token soonest."""
+        waits = [
+            (score.queue_seconds, score.uncached_tokens / score.tokens_per_second) for score in self.scores
+        ]
+        return min(waits, key=sum, default=(0.0, 0.0))
+
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     """Load booked on one replica for one request, before any byte is sent."""
@@ -176,13 +188,15 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     uncached_tokens: int
     """Freed at the first chunk."""
     cached_tokens: int
-    """What the index predicted."""
+    """What the index predicted, all layers together."""
     kv_blocks: int
     """Freed at the end, with the output tokens."""
     output_tokens: int
     reserved_at: float
     session: int | None = None
     tenant: str = ""
+    routed_tokens: int = 0
+    held_tokens: int | None = None
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ import msgspec
 
 from millpond_gateway.routing.candidates import filter_candidates
 from millpond_gateway.routing.cost import compute_kv_blocks, compute_score
-from millpond_gateway.routing.index import PrefixIndex
+from millpond_gateway.routing.index import NOTHING, PrefixIndex
 from millpond_gateway.routing.load import OWN, LoadBook
 from millpond_gateway.routing.partition import choose_by_hash
 from millpond_gateway.routing.policies import Chooser
@@ -33,6 +33,7 @@ from millpond_gateway.routing.records import (
 from millpond_gateway.routing.sessions import SessionBook
 from millpond_gateway.routing.settings import RoutingSettings
 from millpond_gateway.routing.speed import SpeedBook
+from millpond_gateway.routing.stability import StabilityBook
 
 
 class DecisionSink(Protocol):
@@ -58,6 +59,7 @@ class Router:
         self.speeds = SpeedBook(settings.default_tokens_per_second)
         self.index = PrefixIndex(settings)
         self.sessions = SessionBook()
+        self.stability = StabilityBook()
         self._chooser = Chooser(seed)
         self._endpoints: dict[str, EndpointView] = {}
         self._ejected: frozenset[str] = frozenset()
@@ -96,13 +98,35 @@ class Router:
         Returns the uids whose books were dropped, so that waiting requests can be decided again.
         """
         current = {endpoint.uid: endpoint for endpoint in endpoints}
-        dropped = [uid for uid, old in self._endpoints.items() if _began_anew(old, current.get(uid))]
-        for uid in dropped:
+        gone = [uid for uid in self._endpoints if uid not in current]
+        restarted = [
+            uid for uid, new in current.items() if uid in self._endpoints and self._restarted(uid, new.epoch)
+        ]
+        for uid in gone + restarted:
             self._forget(uid)
+        for uid in gone:
+            self.index.close_stream(uid)
+        self._endpoints = current
         for uid, endpoint in current.items():
             self.speeds.set_prior(uid, endpoint.prefill_tokens_per_second)
-        self._endpoints = current
-        return tuple(dropped)
+        return tuple(gone + restarted)
+
+    def note_epoch(self, uid: str, epoch: str) -> bool:
+        """Learn an engine's epoch from a response header or its events; True when it had begun anew.
+
+        The endpoint then counts as the new engine at once, before the next view of the fleet says so.
+        """
+        endpoint = self._endpoints.get(uid)
+        if endpoint is None or endpoint.epoch == epoch:
+            return False
+        restarted = self._restarted(uid, epoch)
+        if restarted:
+            self._forget(uid)
+        self._endpoints[uid] = msgspec.structs.replace(endpoint, epoch=epoch)
+        stream = self.index.find_stream(uid)
+        if stream is not None:
+            stream.restart(epoch)
+        return restarted
 
     def choose(self, request: RequestView, now: float, *, excluded: AbstractSet[str] = frozenset()) -> Choice:
         """Pick an endpoint, or say why none; books nothing. `excluded` are endpoints this request tried already."""
@@ -153,7 +177,10 @@ class Router:
             reserved_at=now,
             session=request.session,
             tenant=request.tenant,
+            routed_tokens=choice.score.routed_tokens,
+            held_tokens=choice.score.held_tokens,
         )
+        self.stability.note(request.tenant, request.session, next(iter(request.prompt.keys), None))
         self.load.reserve(reservation)
         self._note_routed(reservation, request.prompt.keys, now)
         if self._sink is not None:
@@ -176,7 +203,7 @@ class Router:
         if self._sink is not None:
             self._sink.release(self.pool, reservation_id)
         if usage is not None and usage.cached_tokens is not None:
-            self.index.audit(reservation.uid, predicted=reservation.cached_tokens, real=usage.cached_tokens)
+            self.index.audit(reservation, prompt_tokens=usage.prompt_tokens, real=usage.cached_tokens)
         return True
 
     def apply_reserve(self, origin: str, reservation: Reservation, keys: Sequence[int], now: float) -> bool:
@@ -211,7 +238,7 @@ class Router:
         return self.load.view(uid)
 
     def _score(self, candidates: list[EndpointView], request: RequestView, now: float) -> list[Score]:
-        cached = self.index.predict(request.prompt, now)
+        predictions = self.index.predict(request.prompt, now)
         home = self.sessions.find(request.session)
         settings = self.settings
         view = self.load.view if self._partition_gateways == 1 else self._scaled_own_view
@@ -225,7 +252,7 @@ class Router:
                 view(endpoint.uid),
                 request,
                 settings,
-                cached_tokens=cached.get(endpoint.uid, 0),
+                prediction=predictions.get(endpoint.uid, NOTHING),
                 tokens_per_second=self.speeds.tokens_per_second(endpoint.uid),
                 away_from_home=home is not None and home != endpoint.uid,
             )
@@ -251,18 +278,17 @@ class Router:
         if reservation.session is not None:
             self.sessions.note(reservation.session, reservation.uid)
 
+    def _restarted(self, uid: str, epoch: str | None) -> bool:
+        """Whether the engine began anew; learning a first epoch is no restart."""
+        return _differ(self._endpoints[uid].epoch, epoch)
+
     def _forget(self, uid: str) -> None:
         for reservation_id in self.load.drop_replica(uid):
             if self._sink is not None:
                 self._sink.release(self.pool, reservation_id)
         self.speeds.drop(uid)
-        self.index.drop_replica(uid)
+        self.index.forget_blocks(uid)
         self.sessions.drop_replica(uid)
-
-
-def _began_anew(old: EndpointView, new: EndpointView | None) -> bool:
-    """Whether the replica is gone, or its engine restarted; learning a first epoch is neither."""
-    return new is None or _differ(old.epoch, new.epoch)
 
 
 def _differ(epoch: str | None, other: str | None) -> bool:

@@ -17,6 +17,10 @@ class RevisionWeight(msgspec.Struct, frozen=True):
 class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How one pool routes."""
 
+    model: str = ""
+    """Model name inside block keys."""
+    key_seed: int = 0
+    """Seed of block keys; gateway and engines of a pool share it."""
     policy: Policy = Policy.AUTO
     price_of_recompute: float = 5.0
     """λ: recomputing a token against queueing behind one (`spec.gateway.priceOfRecompute`)."""
