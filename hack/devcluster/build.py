@@ -1,21 +1,22 @@
 """Compile the cluster's programs from their Go modules into a cache keyed by everything that shapes them."""
 
-import fcntl
+import contextlib
 import hashlib
 import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from devcluster.errors import BuildError, LockTimeoutError, MissingToolError, NoSpaceError
+from devcluster.errors import BuildError, MissingToolError, NoSpaceError
+from devcluster.lock import hold_lock
 from devcluster.paths import SOURCE_DIR, Layout
 from devcluster.steps import say, step
 
@@ -82,8 +83,7 @@ def build(layout: Layout) -> Path:
     Raises:
         BuildError, LockTimeoutError, MissingToolError, NoSpaceError: with what to do.
     """
-    layout.cache.mkdir(parents=True, exist_ok=True)
-    with _build_lock(layout.cache):
+    with hold_lock(layout.cache / "lock", deadline_seconds=BUILD_DEADLINE_SECONDS):
         built = find_programs(layout)
         if built is not None:
             return built
@@ -108,27 +108,6 @@ def check_space(folder: Path, needed_bytes: int, purpose: str) -> None:
             f"{free >> 20} MiB free below {folder}, {needed_bytes >> 20} MiB needed to {purpose}:"
             " free some space, or point MILLPOND_CACHE_DIR and MILLPOND_STATE_DIR at a larger disk"
         )
-
-
-@contextmanager
-def _build_lock(cache: Path) -> Iterator[None]:
-    deadline = time.monotonic() + BUILD_DEADLINE_SECONDS
-    with (cache / "lock").open("a") as lock:
-        waiting = False
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise LockTimeoutError(
-                        f"another build holds {cache / 'lock'}: end it, then try again"
-                    ) from None
-                if not waiting:
-                    say("another build is running: waiting for it")
-                waiting = True
-                time.sleep(1.0)
-        yield
 
 
 def _build_all(go: str, cache: Path, target: Path) -> Path:
@@ -200,19 +179,25 @@ def _run_go(argv: list[str], folder: Path, environ: Mapping[str, str], name: str
     """Run the compiler; it names each package as it gets to it, which is the progress we show."""
     child = subprocess.Popen(
         argv, cwd=folder, env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, text=True,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
-    watchdog = threading.Timer(BUILD_DEADLINE_SECONDS, child.kill)
+    watchdog = threading.Timer(BUILD_DEADLINE_SECONDS, _end_group, [child])
     watchdog.start()
     try:
         said = _show_progress(child, name)
         status = child.wait()
     finally:
         watchdog.cancel()
-        child.kill()
+        _end_group(child)
         child.wait()
     if status != 0:
         raise BuildError(f"building {name} failed with status {status}: {' | '.join(said) or 'no output'}")
+
+
+def _end_group(child: "subprocess.Popen[str]") -> None:
+    """End the compiler with all it started; its own session makes that one group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
 
 
 def _show_progress(child: "subprocess.Popen[str]", name: str) -> list[str]:

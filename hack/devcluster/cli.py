@@ -25,6 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DevclusterError as error:
         say(f"devcluster: {error}")
         return 1
+    except OSError as error:
+        say(f"devcluster: {error}; what this command had started is gone")
+        return 1
     except KeyboardInterrupt:
         say("devcluster: interrupted; what this command had started is gone")
         return 130

@@ -11,6 +11,7 @@ from pathlib import Path
 from devcluster import pki
 from devcluster.api import ApiClient
 from devcluster.errors import PortInUseError
+from devcluster.lock import hold_lock
 from devcluster.namespaces import create_link, list_routes
 from devcluster.network import Network, Ports, choose_ports, choose_range, make_network
 from devcluster.paths import Layout
@@ -42,12 +43,13 @@ def start_control_plane(
     """
     for folder in (layout.run, layout.config, layout.logs, layout.images):
         folder.mkdir(parents=True, exist_ok=True)
-    record = _reserve(layout, programs, version, environ)
-    if os.geteuid() == 0:
-        with step(f"network link {layout.link}, cluster range {record.network.range}"):
+    # Two clusters that start at the same time must not choose the same range: one looks after the other has taken.
+    with hold_lock(layout.cache / "network.lock", deadline_seconds=60.0), step("network range and ports"):
+        record = _reserve(layout, programs, version, environ)
+        if os.geteuid() == 0:
             record = record.with_process(create_link(layout, record.network, programs / "pause"))
             save(record)
-    record = replace(record, ports=_choose_ports(record.network, environ))
+        record = replace(record, ports=_choose_ports(layout, record.network, environ))
     with step("certificates and configuration"):
         _write_files(layout, record.network, record.ports)
     record = _start_servers(layout, programs, record, save)
@@ -106,12 +108,13 @@ def _reserve(layout: Layout, programs: Path, version: str, environ: Mapping[str,
     )
 
 
-def _choose_ports(network: Network, environ: Mapping[str, str]) -> Ports:
+def _choose_ports(layout: Layout, network: Network, environ: Mapping[str, str]) -> Ports:
     wanted = environ.get("MILLPOND_API_SERVER_PORT") or None
     if wanted is not None and not (wanted.isdecimal() and 0 < int(wanted) < 65536):
         raise PortInUseError(f"MILLPOND_API_SERVER_PORT={wanted} is no port: give a number from 1 to 65535")
     number = int(wanted) if wanted else None
-    return choose_ports(network.host_address, wanted_api_server=number, is_free=is_port_free)
+    offset = int(layout.instance, 16) % 997 * 12
+    return choose_ports(network.host_address, wanted_api_server=number, offset=offset, is_free=is_port_free)
 
 
 def _write_files(layout: Layout, network: Network, ports: Ports) -> None:

@@ -8,10 +8,11 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from devcluster import lifecycle
+from devcluster import build, lifecycle
+from devcluster.errors import NotRunningError
 from devcluster.paths import Layout
 from devcluster.process import Process, fetch_start_ticks, is_alive
-from devcluster.record import Record
+from devcluster.record import Record, load_record
 
 OWNED = "owned-by-tests"
 
@@ -24,19 +25,27 @@ def join(layout: Layout, *, node: bool, environ: Mapping[str, str]) -> Record:
     """
     layout.users.mkdir(parents=True, exist_ok=True)
     _own_lease(layout).touch()  # first, so that a session that leaves right now sees this one
-    observed, _ = lifecycle.observe(layout)
-    if not observed.control_plane_answers:
+    before = load_record(layout.record)
+    record = lifecycle.up(layout, node=node, environ=environ)
+    if before is None or before.find("kube-apiserver") != record.find("kube-apiserver"):
         (layout.users / OWNED).touch()
-    return lifecycle.up(layout, node=node, environ=environ)
+    if record.version != build.find_version_key():
+        raise NotRunningError(
+            f"the cluster that is up runs {record.version}, not this checkout's programs: run `make cluster-down` first"
+        )
+    return record
 
 
 def leave(layout: Layout, *, keep: bool) -> bool:
     """Stop counting this process; returns whether that took the cluster down."""
+    if keep:
+        keep_up(layout)
     _own_lease(layout).unlink(missing_ok=True)
-    if keep or not (layout.users / OWNED).exists() or list_users(layout):
-        return False
-    (layout.users / OWNED).unlink(missing_ok=True)
-    return lifecycle.down(layout)
+    with lifecycle.hold_cluster(layout):
+        if not (layout.users / OWNED).exists() or list_users(layout):
+            return False
+        (layout.users / OWNED).unlink()
+        return lifecycle.clean(layout)
 
 
 def keep_up(layout: Layout) -> None:

@@ -1,64 +1,28 @@
 """Bring the cluster up and down: look, decide, act."""
 
-import enum
-import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 from devcluster import build, cgroups, namespaces
 from devcluster.controlplane import make_client, start_control_plane
-from devcluster.errors import DevclusterError, LockTimeoutError, NotRunningError, StartError
+from devcluster.decision import CONTROL_PLANE_ROLES, LINK_ROLE, NODE_ROLE, NODE_ROLES, Next, Observed, decide
+from devcluster.errors import DevclusterError, NotRunningError, StartError
+from devcluster.lock import hold_lock
 from devcluster.node import start_node, stop_node
 from devcluster.paths import Layout, find_hidden_dir
 from devcluster.process import find_marked, is_alive, stop
 from devcluster.record import Record, load_record, read_boot_id, save_record
-from devcluster.steps import say, step
+from devcluster.steps import step
 from devcluster.tools import ensure_tools
 
 LOCK_SECONDS = 300.0
 STOP_GRACE_SECONDS = 2.0
+PATIENCE_SECONDS = 30.0
 # etcd, logs and the pause image; a node's images come on top and say so themselves.
 RUN_SPACE_BYTES = 2 << 30
-CONTROL_PLANE_ROLES = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
-NODE_ROLES = (namespaces.NODE_ROLE, "registry", "containerd", "kubelet", "kube-proxy", "coredns")
-
-
-class Next(enum.Enum):
-    """What `up` has to do."""
-
-    NOTHING = "already up"
-    START = "nothing runs"
-    CLEAN_AND_START = "an earlier run left something behind"
-    ADD_NODE = "the control plane runs without a node"
-    CLEAN_AND_ADD_NODE = "the node is not whole"
-
-
-@dataclass(frozen=True)
-class Observed:
-    """What is there at one instant."""
-
-    has_record: bool
-    has_remains: bool
-    control_plane_alive: bool
-    control_plane_answers: bool
-    node_recorded: bool
-    node_alive: bool
-    node_ready: bool
-
-
-def decide(observed: Observed, *, want_node: bool) -> Next:
-    """Decide what `up` has to do. Anything but a whole, answering control plane is started afresh."""
-    if not observed.has_record:
-        return Next.CLEAN_AND_START if observed.has_remains else Next.START
-    if not (observed.control_plane_alive and observed.control_plane_answers):
-        return Next.CLEAN_AND_START
-    if not want_node or (observed.node_alive and observed.node_ready):
-        return Next.NOTHING
-    return Next.CLEAN_AND_ADD_NODE if observed.node_recorded else Next.ADD_NODE
 
 
 def observe(layout: Layout) -> tuple[Observed, Record | None]:
@@ -66,11 +30,9 @@ def observe(layout: Layout) -> tuple[Observed, Record | None]:
     record = load_record(layout.record)
     remains = bool(layout.record.exists() or find_marked(layout) or has_remains(layout))
     if record is None or not record.started or record.boot_id != read_boot_id():
-        return Observed(False, remains, False, False, False, False, False), None
+        return Observed(has_remains=remains), None
     alive = {process.role for process in record.processes if is_alive(process)}
-    wanted = (
-        CONTROL_PLANE_ROLES if not _has_link_role(record) else (namespaces.LINK_ROLE, *CONTROL_PLANE_ROLES)
-    )
+    wanted = CONTROL_PLANE_ROLES if not _has_link_role(record) else (LINK_ROLE, *CONTROL_PLANE_ROLES)
     whole = alive.issuperset(wanted)
     client = make_client(layout, record) if whole else None
     node_alive = record.node_started and alive.issuperset(NODE_ROLES)
@@ -79,7 +41,7 @@ def observe(layout: Layout) -> tuple[Observed, Record | None]:
         has_remains=remains,
         control_plane_alive=whole,
         control_plane_answers=client is not None and client.is_ready(),
-        node_recorded=record.find(namespaces.NODE_ROLE) is not None,
+        node_recorded=record.find(NODE_ROLE) is not None,
         node_alive=node_alive,
         node_ready=client is not None and node_alive and client.is_node_ready(record.node_name),
     )
@@ -95,9 +57,9 @@ def up(layout: Layout, *, node: bool, environ: Mapping[str, str]) -> Record:
     _check_place(layout)
     ensure_tools(node=node)
     programs = build.build(layout)
-    with hold_lock(layout):
+    with hold_cluster(layout):
         build.check_space(layout.state, RUN_SPACE_BYTES, "run the cluster")
-        observed, record = observe(layout)
+        observed, record = _observe_patiently(layout, want_node=node)
         todo = decide(observed, want_node=node)
         if todo is Next.NOTHING:
             assert record is not None
@@ -112,7 +74,7 @@ def down(layout: Layout) -> bool:
     """Stop everything and forget the cluster's objects; returns whether there was anything."""
     if not layout.state.exists():
         return False
-    with hold_lock(layout):
+    with hold_cluster(layout):
         return clean(layout)
 
 
@@ -122,6 +84,11 @@ def wipe(layout: Layout) -> None:
     for folder in (layout.state, layout.cache):
         if folder.exists():
             shutil.rmtree(folder)
+
+
+def hold_cluster(layout: Layout) -> AbstractContextManager[None]:
+    """Keep other commands from changing the cluster."""
+    return hold_lock(layout.lock, deadline_seconds=LOCK_SECONDS)
 
 
 def require_record(layout: Layout, *, node: bool = False) -> Record:
@@ -139,8 +106,8 @@ def require_record(layout: Layout, *, node: bool = False) -> Record:
 
 
 def has_remains(layout: Layout) -> bool:
-    """Whether a network link or cgroup of ours exists."""
-    return namespaces.has_link(layout) or bool(cgroups.list_cgroups(layout.cgroup))
+    """Whether a run folder, network link or cgroup of ours exists."""
+    return layout.run.exists() or namespaces.has_link(layout) or bool(cgroups.list_cgroups(layout.cgroup))
 
 
 def clean(layout: Layout) -> bool:
@@ -150,7 +117,7 @@ def clean(layout: Layout) -> bool:
         StartError: the kernel would not let go of something, which the message names.
     """
     marked = find_marked(layout)
-    if not (marked or has_remains(layout) or layout.run.exists() or layout.record.exists()):
+    if not (marked or has_remains(layout) or layout.record.exists()):
         return False
     # A short grace is enough: what these programs would save is forgotten anyway.
     stuck = stop(marked, grace_seconds=STOP_GRACE_SECONDS)
@@ -161,39 +128,9 @@ def clean(layout: Layout) -> bool:
     if os.geteuid() == 0:
         namespaces.delete_link(layout)
         cgroups.delete_cgroups(layout.cgroup)
-    shutil.rmtree(layout.run, ignore_errors=False) if layout.run.exists() else None
+    if layout.run.exists():
+        shutil.rmtree(layout.run)
     layout.record.unlink(missing_ok=True)
-    return True
-
-
-@contextmanager
-def hold_lock(layout: Layout) -> Iterator[None]:
-    """Keep other commands out.
-
-    Raises:
-        LockTimeoutError: another command holds the cluster for five minutes.
-    """
-    layout.state.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + LOCK_SECONDS
-    with layout.lock.open("a+") as lock:
-        waiting = False
-        while not _try_lock(lock.fileno()):
-            if not waiting:
-                say("another devcluster command is at work: waiting for it")
-            waiting = True
-            if time.monotonic() > deadline:
-                raise LockTimeoutError(
-                    f"another command holds {layout.lock} for {LOCK_SECONDS:.0f} s: end it first"
-                )
-            time.sleep(0.2)
-        yield
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
     return True
 
 
@@ -207,8 +144,20 @@ def _check_place(layout: Layout) -> None:
             )
 
 
+def _observe_patiently(layout: Layout, *, want_node: bool) -> tuple[Observed, Record | None]:
+    """Give programs that run but do not answer a while: on a busy machine that is no reason to start over."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        observed, record = observe(layout)
+        slow = observed.control_plane_alive and not observed.control_plane_answers
+        slow |= want_node and observed.node_alive and not observed.node_ready
+        if not slow or time.monotonic() > deadline:
+            return observed, record
+        time.sleep(0.5)
+
+
 def _has_link_role(record: Record) -> bool:
-    return record.find(namespaces.LINK_ROLE) is not None
+    return record.find(LINK_ROLE) is not None
 
 
 def _start(layout: Layout, todo: Next, *, programs_key: str, environ: Mapping[str, str]) -> Record:

@@ -12,6 +12,7 @@ import time
 from ipaddress import IPv4Network
 from pathlib import Path
 
+from devcluster.decision import LINK_ROLE, NODE_ROLE
 from devcluster.errors import StartError
 from devcluster.network import Network
 from devcluster.paths import Layout, find_hidden_dir
@@ -19,7 +20,6 @@ from devcluster.process import Process, find_marked, run_tool, spawn, wait_until
 from devcluster.render.node import BIND_MOUNTS, KERNEL_SETTINGS
 from devcluster.tools import find_tool
 
-LINK_ROLE, NODE_ROLE = "link", "node"
 MOUNT_SCRIPT = """
 {releases}
 mount --make-rshared /

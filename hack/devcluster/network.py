@@ -92,15 +92,21 @@ def _check_range(wanted: str, taken: Iterable[IPv4Network]) -> IPv4Network:
 
 
 def choose_ports(
-    host_address: str, *, wanted_api_server: int | None, is_free: Callable[[str, int], bool]
+    host_address: str, *, wanted_api_server: int | None, offset: int, is_free: Callable[[str, int], bool]
 ) -> Ports:
-    """Choose free ports: the well-known ones on an address of our own, others on loopback.
+    """Choose free ports: the well-known ones on an address of our own if they are, others from `offset` on.
+
+    Clusters that start at the same time look at different offsets, so they rarely want the same port.
 
     Raises:
         PortInUseError: the wanted API server port is taken, or too few are free.
     """
-    free = (port for port in FREE_PORTS if is_free(LOOPBACK, port))
-    shared = host_address == LOOPBACK
+    candidates = [*FREE_PORTS[offset % len(FREE_PORTS) :], *FREE_PORTS[: offset % len(FREE_PORTS)]]
+    free = (port for port in candidates if is_free(LOOPBACK, port) and is_free(host_address, port))
+
+    def prefer(port: int) -> int:
+        return port if host_address != LOOPBACK and is_free(host_address, port) else next(free)
+
     try:
         if wanted_api_server is not None and not is_free(host_address, wanted_api_server):
             raise PortInUseError(
@@ -108,8 +114,8 @@ def choose_ports(
                 " or set MILLPOND_API_SERVER_PORT to a free port"
             )
         return Ports(
-            api_server=wanted_api_server or (next(free) if shared else API_SERVER_PORT),
-            registry=next(free) if shared else REGISTRY_PORT,
+            api_server=wanted_api_server or prefer(API_SERVER_PORT),
+            registry=prefer(REGISTRY_PORT),
             etcd=next(free),
             etcd_peer=next(free),
             controller_manager=next(free),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from devcluster import cgroups, namespaces, pki
 from devcluster.controlplane import make_client, write_kubeconfig
+from devcluster.decision import CONTROL_PLANE_ROLES, LINK_ROLE
 from devcluster.errors import NotRunningError, StartError
 from devcluster.images import make_pause_archive
 from devcluster.paths import Layout
@@ -26,8 +27,6 @@ from devcluster.tools import find_cni_dir, find_tool
 Save = Callable[[Record], None]
 CAP_SYS_RESOURCE = 24
 READY_SECONDS = 120.0
-# What stays when only the node goes.
-KEPT_ROLES = ("link", "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 
 
 @dataclass
@@ -59,7 +58,7 @@ def start_node(layout: Layout, record: Record, save: Save) -> Record:
     """
     starter = _Starter(layout, record, save)
     programs = Path(record.programs)
-    link = record.find(namespaces.LINK_ROLE)
+    link = record.find(LINK_ROLE)
     if link is None:
         raise NotRunningError(
             "this control plane was started without root: run `down`, then `up --node` as root"
@@ -92,7 +91,7 @@ def stop_node(layout: Layout, record: Record) -> Record:
     Raises:
         StartError: something would not end.
     """
-    kept = tuple(process for process in record.processes if process.role in KEPT_ROLES)
+    kept = tuple(process for process in record.processes if process.role in {LINK_ROLE, *CONTROL_PLANE_ROLES})
     alive = {process.pid for process in kept if is_alive(process)}
     stuck = stop(set(find_marked(layout)) - alive, grace_seconds=0.5)
     if stuck:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from devcluster.build import read_version
-from devcluster.lifecycle import Observed
+from devcluster.decision import Observed
 from devcluster.paths import Layout
 from devcluster.process import is_alive
 from devcluster.record import Record
