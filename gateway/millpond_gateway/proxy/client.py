@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from millpond_common.contract.openai import ApiError, ErrorCode
 from millpond_gateway.proxy import headers
@@ -56,7 +56,7 @@ class ClientConnection(asyncio.Protocol):
         return self._exchange is not None or self._reader.started
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
         self._transport = transport
         transport.set_write_buffer_limits(high=self._relay.settings.write_buffer_bytes)
         if not self._relay.on_client(self):
@@ -186,7 +186,7 @@ class ClientConnection(asyncio.Protocol):
         elif self._reader.started:
             if age > settings.head_seconds:
                 self._refuse(ApiError(ErrorCode.REQUEST_TIMEOUT, "the request head did not arrive in time"))
-        elif age > settings.client_idle_seconds or self._relay.draining:
+        elif age > settings.client_idle_seconds:
             self.close()
 
     def shut_down(self) -> None:

@@ -81,6 +81,7 @@ class Target(msgspec.Struct, frozen=True):
     """One replica chosen and reserved for one attempt."""
 
     endpoint: EndpointView
+    pool: str
     reservation: int
     """Names the reservation to whoever made it."""
     traffic_class: str = ""

@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import sys
-from typing import Protocol
+from typing import Protocol, cast
 
 import httptools
 import msgspec
@@ -155,7 +155,7 @@ class EngineConnection(asyncio.Protocol):
     # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:

@@ -41,6 +41,10 @@ class Relay:
             clock=self.now,
         )
         self.draining = False
+        """Every answer closes its connection."""
+        self.deserted = asyncio.Event()
+        """No client is connected."""
+        self.deserted.set()
         self.num_requests = 0
         self.buffered_bytes = 0
         self._clients: set[ClientConnection] = set()
@@ -59,11 +63,14 @@ class Relay:
     def on_client(self, client: ClientConnection) -> bool:
         """Register a connection; False when there are too many."""
         self._clients.add(client)
+        self.deserted.clear()
         return len(self._clients) <= self.settings.max_connections
 
     def on_client_lost(self, client: ClientConnection) -> None:
         """Forget a connection."""
         self._clients.discard(client)
+        if not self._clients:
+            self.deserted.set()
 
     def take_body(self, num_bytes: int) -> bool:
         """Reserve memory for a request body; False past the bound of all bodies together."""
@@ -86,8 +93,6 @@ class Relay:
 
     def check_head(self, head: RequestHead) -> Caller | ApiError:
         """Refuse before the body is read what can be refused by its head."""
-        if self.draining:
-            return ApiError(ErrorCode.DRAINING, "the gateway is shutting down", retry_after_seconds=1)
         if not self.allowed_methods(head):
             path = head.path[:200].decode("latin-1")
             return ApiError(
@@ -222,7 +227,7 @@ class Relay:
         self.connections.sweep()
 
     def begin_drain(self) -> None:
-        """Take no new request; connections close as they fall idle."""
+        """Close what is idle now, and every other connection after its answer."""
         self.draining = True
         for client in list(self._clients):
             if not client.busy:

@@ -1,0 +1,34 @@
+"""Everything the command line can set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from millpond_common.contract import ports
+from millpond_gateway.proxy.settings import RelaySettings
+from millpond_gateway.world.watch import WatchSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """One gateway process."""
+
+    host: str = "0.0.0.0"  # noqa: S104 - a server for other pods
+    port: int = ports.GATEWAY_HTTP
+    admin_port: int = ports.GATEWAY_ADMIN
+    static: tuple[str, ...] = ()
+    """`NAME=URL[,URL...]`; with any, Kubernetes is not asked."""
+    routing: str = "Auto"
+    """Of static pools."""
+    price_of_recompute: float = 5.0
+    """Of static pools."""
+    namespace: str | None = None
+    poll_seconds: float = 1.0
+    drain_delay_seconds: float = 3.0
+    """After SIGTERM requests are still accepted this long, until no endpoint list names this pod any more."""
+    grace_seconds: float = 600.0
+    """Open streams may take this long to finish."""
+    access_log: bool = True
+    seed: int | None = None
+    relay: RelaySettings = field(default_factory=RelaySettings)
+    watch: WatchSettings = field(default_factory=WatchSettings)

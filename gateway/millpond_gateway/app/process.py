@@ -1,0 +1,284 @@
+"""The life of one gateway process: start, serve, drain, exit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import msgspec
+import structlog
+
+from millpond_common.contract.gateway_report import ProbeRequest, ProbeResult
+from millpond_gateway.app.access import AccessLog
+from millpond_gateway.app.admin import AdminActions, AdminAnswer, AdminServer
+from millpond_gateway.app.fleet import Fleet
+from millpond_gateway.app.metrics import Metrics
+from millpond_gateway.app.options import Options
+from millpond_gateway.app.poll import StatePoller
+from millpond_gateway.app.probe import probe
+from millpond_gateway.app.report import make_report
+from millpond_gateway.app.vitals import Vitals
+from millpond_gateway.proxy.client import ClientConnection
+from millpond_gateway.proxy.connections import make_key
+from millpond_gateway.proxy.dispatch import Outcome, Record
+from millpond_gateway.proxy.relay import Relay
+from millpond_gateway.routing.records import Policy
+from millpond_gateway.world.kubernetes import PODS, POOLS, watch_namespace
+from millpond_gateway.world.static import parse_static
+from millpond_gateway.world.view import World
+
+_log = structlog.get_logger("gateway")
+_REPORT_SECONDS = 0.5
+_BACKLOG = 4096
+_SPARE_DESCRIPTORS = 256
+_FLUSH_SECONDS = 2.0
+"""For the last error events to leave."""
+_STATIC = "static"
+
+
+class GatewayProcess:
+    """Everything of one process."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._epoch = secrets.token_hex(8)
+        self._pin_secret = secrets.token_hex(16)
+        self._metrics = Metrics()
+        self._vitals = Vitals()
+        self.world = World()
+        self.fleet = Fleet(
+            self.world,
+            seed=options.seed if options.seed is not None else secrets.randbits(64),
+            pin_secret=self._pin_secret,
+            expose_decisions=options.relay.expose_decisions,
+            metrics=self._metrics,
+        )
+        self._access = AccessLog(sys.stdout.buffer, self._metrics) if options.access_log else None
+        self._stop = asyncio.Event()
+        self.relay = Relay(options.relay, self.fleet, self)
+        self._reported_at = 0.0
+        self.port = self.admin_port = 0
+        """Ports bound, once started."""
+        self._admin: AdminServer | None = None
+        self._server: asyncio.Server | None = None
+        self._work: list[asyncio.Task[None]] = []
+
+    async def run(self) -> int:
+        """Serve until SIGTERM or SIGINT, then drain; the exit status."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        await self.start()
+        try:
+            await self._wait()
+            await self.drain()
+        finally:
+            failed = await self.stop()
+        return 1 if failed else 0
+
+    async def start(self) -> None:
+        """Open both ports and begin to follow the world."""
+        options = self._options
+        loop = asyncio.get_running_loop()
+        warn_about_descriptors(options.relay.max_connections)
+        data_socket = listen(options.host, options.port)
+        self.port = data_socket.getsockname()[1]
+        self._admin = AdminServer(listen(options.host, options.admin_port), self._make_actions())
+        self.admin_port = self._admin.socket.getsockname()[1]
+        self._admin.start()
+        self._server = await loop.create_server(
+            lambda: ClientConnection(self.relay), sock=data_socket, backlog=_BACKLOG
+        )
+        self._work = [loop.create_task(step) for step in self._make_work()]
+        _log.info(
+            "serving", host=options.host, port=self.port, admin_port=self.admin_port, static=options.static
+        )
+
+    async def drain(self) -> None:
+        """Unready first, then no new connections, then wait for open requests until the grace is over."""
+        options = self._options
+        self._vitals.draining = True
+        self.relay.draining = True
+        _log.info("draining", open_requests=self.relay.num_requests, grace_seconds=options.grace_seconds)
+        await asyncio.sleep(options.drain_delay_seconds)
+        if self._server is not None:
+            self._server.close()
+        self.relay.begin_drain()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(options.grace_seconds):
+                await self.relay.deserted.wait()
+        _log.info("drained", cut_requests=self.relay.num_requests)
+
+    async def stop(self) -> bool:
+        """End everything at once; True when a part that must never end had failed."""
+        if self._server is not None:
+            self._server.close()
+        failed = any(task.done() and not task.cancelled() and task.exception() for task in self._work)
+        for task in self._work:
+            task.cancel()
+        await asyncio.gather(*self._work, return_exceptions=True)
+        self.relay.shut_down()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FLUSH_SECONDS):
+                await self.relay.deserted.wait()
+        if self._admin is not None:
+            self._admin.stop()
+        if self._access is not None:
+            self._access.close()
+        return failed
+
+    async def _wait(self) -> None:
+        """Until asked to stop, or until something that must never end has ended."""
+        stopping = asyncio.get_running_loop().create_task(self._stop.wait())
+        done, _ = await asyncio.wait([stopping, *self._work], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        for task in done:
+            if task is not stopping and task.exception() is not None:
+                _log.error("a part of the gateway ended", exc_info=task.exception())
+
+    def _make_work(self) -> list[Coroutine[Any, Any, None]]:
+        options = self._options
+        poller = StatePoller(self.world, self.relay.connections, interval_seconds=options.poll_seconds)
+        work: list[Coroutine[Any, Any, None]] = [self._tick(), poller.run()]
+        if options.static:
+            self._load_static()
+        else:
+            self.world.expect(POOLS)
+            self.world.expect(PODS)
+            self._vitals.max_view_age_seconds = 2 * options.watch.resync_seconds
+            clock = asyncio.get_running_loop().time
+            work.append(watch_namespace(self.world, options.namespace, options.watch, clock=clock))
+        return work
+
+    def _load_static(self) -> None:
+        options = self._options
+        parsed = [
+            parse_static(flag, policy=Policy(options.routing), price_of_recompute=options.price_of_recompute)
+            for flag in options.static
+        ]
+        self.world.set_pools([pool for pool, _ in parsed], source=_STATIC)
+        self.world.set_replicas([replica for _, replicas in parsed for replica in replicas], source=_STATIC)
+
+    # The data loop's timer.
+
+    async def _tick(self) -> None:
+        interval = self._options.relay.sweep_seconds
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            due = max(due + interval, loop.time())
+            await asyncio.sleep(due - loop.time())
+            now = loop.time()
+            self._metrics.loop_lag.set(max(0.0, now - due))
+            self.relay.sweep()
+            self._publish(now)
+
+    def _publish(self, now: float) -> None:
+        vitals, metrics, relay = self._vitals, self._metrics, self.relay
+        vitals.beat_at = time.monotonic()
+        vitals.synced = self.world.snapshot.synced
+        vitals.view_age_seconds = self.world.compute_age_seconds(now)
+        metrics.view_age.set(vitals.view_age_seconds or 0.0)
+        metrics.open_requests.set(relay.num_requests)
+        metrics.client_connections.set(relay.num_clients)
+        metrics.engine_connections.set(relay.connections.num_open)
+        metrics.body_bytes.set(relay.buffered_bytes)
+        if now - self._reported_at < _REPORT_SECONDS:
+            return
+        self._reported_at = now
+        self._publish_report(now)
+
+    def _publish_report(self, now: float) -> None:
+        vitals = self._vitals
+        age = vitals.view_age_seconds or 0.0
+        report = make_report(
+            self.fleet,
+            gateway=os.environ.get("POD_NAME") or socket.gethostname(),
+            epoch=self._epoch,
+            now=now,
+            unix_time=time.time(),
+            view_age_seconds=age,
+            synced=vitals.synced and age <= vitals.max_view_age_seconds,
+        )
+        vitals.report = msgspec.json.encode(report)
+        vitals.models = {name: state.view.model for name, state in self.fleet.pools.items()}
+        endpoints = [e for views in self.world.snapshot.endpoints.values() for e in views]
+        self.relay.connections.forget(frozenset(make_key(endpoint) for endpoint in endpoints))
+        self._count_endpoints()
+
+    def _count_endpoints(self) -> None:
+        for pool, views in self.world.snapshot.endpoints.items():
+            cordoned = sum(view.cordoned for view in views)
+            ready = sum(view.ready and not view.cordoned for view in views)
+            counts = {"routable": ready, "cordoned": cordoned, "not_ready": len(views) - ready - cordoned}
+            for state, count in counts.items():
+                self._metrics.endpoints.labels(pool, state).set(count)
+
+    # Records.
+
+    def observe(self, record: Record) -> None:
+        """Count and log a finished request."""
+        pool = self.fleet.find_pool_name(record.model)
+        if record.outcome is Outcome.REFUSED:
+            self._metrics.observe_refusal(record.reason)
+        if record.model:
+            self._metrics.observe(record, pool)
+            self.fleet.note_finished(record, asyncio.get_running_loop().time())
+        if self._access is not None:
+            self._access.write(record, pool)
+
+    # The admin thread.
+
+    def _make_actions(self) -> AdminActions:
+        async def send_probe(request: ProbeRequest) -> ProbeResult:
+            model = self._vitals.models.get(request.pool)
+            return await probe(
+                request, model=model, address=("127.0.0.1", self.port), secret=self._pin_secret
+            )
+
+        return AdminActions(
+            health=self._vitals.health,
+            ready=self._vitals.ready,
+            metrics=lambda: AdminAnswer(
+                200, self._metrics.render(), b"text/plain; version=0.0.4; charset=utf-8"
+            ),
+            report=lambda: AdminAnswer(200, self._vitals.report),
+            probe=send_probe,
+        )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; IPv6 hosts are written with colons."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind((host, port))
+    sock.setblocking(False)
+    return sock
+
+
+def warn_about_descriptors(max_connections: int) -> bool:
+    """Raise the descriptor limit to what twice the connections need, as far as allowed; warn when that is less."""
+    wanted = 2 * max_connections + _SPARE_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        soft = allowed
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return True
+    _log.warning(
+        "too few file descriptors: connections past them are refused; raise the limit or lower --max-connections",
+        limit=soft,
+        wanted=wanted,
+    )
+    return False

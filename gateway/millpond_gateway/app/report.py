@@ -1,0 +1,54 @@
+"""The report for the operator, made on the data loop from what it knows."""
+
+from __future__ import annotations
+
+from millpond_common.contract.gateway_report import EndpointReport, GatewayReport, PoolReport
+from millpond_gateway.app.fleet import Fleet, PoolState
+from millpond_gateway.routing.records import EndpointView
+
+
+def make_report(
+    fleet: Fleet,
+    *,
+    gateway: str,
+    epoch: str,
+    now: float,
+    unix_time: float,
+    view_age_seconds: float,
+    synced: bool,
+) -> GatewayReport:
+    """Demand and endpoints of every pool."""
+    pools = tuple(_report_pool(name, state, now) for name, state in sorted(fleet.pools.items()))
+    return GatewayReport(gateway, epoch, unix_time, view_age_seconds, synced, pools)
+
+
+def _report_pool(name: str, state: PoolState, now: float) -> PoolReport:
+    endpoints = tuple(_report_endpoint(state, endpoint) for endpoint in state.router.endpoints)
+    demand = state.demand
+    return PoolReport(
+        pool=name,
+        endpoints=endpoints,
+        uncached_tokens_per_second_15=demand.uncached_tokens.compute_rate(15, now),
+        uncached_tokens_per_second_60=demand.uncached_tokens.compute_rate(60, now),
+        output_tokens_per_second_60=demand.output_tokens.compute_rate(60, now),
+        held_requests=0,
+        held_tokens=0,
+        queued_tokens=sum(endpoint.uncached_tokens for endpoint in endpoints),
+        ttft_p90_milliseconds=demand.compute_ttft_p90_milliseconds(now),
+        last_request_seconds_ago=demand.compute_last_seconds_ago(now),
+    )
+
+
+def _report_endpoint(state: PoolState, endpoint: EndpointView) -> EndpointReport:
+    load = state.router.replica_load(endpoint.uid)
+    return EndpointReport(
+        pod=endpoint.pod,
+        pod_uid=endpoint.uid,
+        revision=endpoint.revision,
+        role=endpoint.role.value,
+        routable=endpoint.ready and not endpoint.cordoned,
+        open_requests=load.num_own_open,
+        uncached_tokens=load.queued_tokens,
+        speed_tokens_per_second=state.router.speeds.tokens_per_second(endpoint.uid),
+        epoch=endpoint.epoch,
+    )

@@ -1,0 +1,153 @@
+"""Command line of the gateway."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+import structlog
+import uvloop
+
+from millpond_common.contract import ports
+from millpond_gateway.app.options import Options
+from millpond_gateway.app.process import GatewayProcess
+from millpond_gateway.proxy.settings import RelaySettings
+from millpond_gateway.routing.records import Policy
+from millpond_gateway.world.static import StaticError, parse_static
+from millpond_gateway.world.watch import WatchSettings
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the gateway; the exit status is 0 after a drain, 2 for a wrong command line, 1 for anything else."""
+    options = parse_options(sys.argv[1:] if arguments is None else arguments)
+    configure_log()
+    gc.freeze()  # what is loaded by now lives as long as the process; collections need not walk it
+    return uvloop.run(_run(options))
+
+
+async def _run(options: Options) -> int:
+    return await GatewayProcess(options).run()
+
+
+def parse_options(arguments: Sequence[str]) -> Options:
+    """Options from the command line; leaves the process with status 2 when they cannot be used."""
+    parser = make_parser()
+    given = parser.parse_args(arguments)
+    for flag in given.static:
+        try:
+            parse_static(flag)
+        except StaticError as error:
+            parser.error(f"--static {error}")
+    relay = RelaySettings(**{name: getattr(given, name) for name in _RELAY_FLAGS})
+    return Options(
+        host=given.host,
+        port=given.port,
+        admin_port=given.admin_port,
+        static=tuple(given.static),
+        routing=given.routing,
+        price_of_recompute=given.price_of_recompute,
+        namespace=given.namespace,
+        poll_seconds=given.poll_seconds,
+        drain_delay_seconds=given.drain_delay_seconds,
+        grace_seconds=given.grace_seconds,
+        access_log=not given.no_access_log,
+        seed=given.seed,
+        relay=replace(relay, expose_decisions=given.expose_decisions),
+        watch=WatchSettings(resync_seconds=given.resync_seconds),
+    )
+
+
+_RELAY_FLAGS = {
+    "max_connections": "client connections at once",
+    "max_requests": "open requests at once",
+    "max_body_bytes": "largest request body",
+    "max_buffered_body_bytes": "all request bodies held at once",
+    "first_byte_seconds": "from sending a request to an engine to its first answered byte",
+    "idle_seconds": "between two bytes of an engine's answer",
+    "total_seconds": "from the end of a request to the end of its answer",
+    "engine_idle_seconds": "keep-alive towards engines; must be below theirs",
+    "comment_seconds": "silence after which a streaming client gets a comment; 0 for clients that choke on comments",
+    "max_attempts": "replicas asked for one request",
+}
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The command line; defaults are those of `Options` and `RelaySettings`."""
+    defaults = Options()
+    parser = argparse.ArgumentParser(
+        prog="millpond-gateway",
+        description="One OpenAI-compatible address for every InferencePool of a namespace.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--host", default=defaults.host, help="address to listen on")
+    add("--port", type=int, default=ports.GATEWAY_HTTP, help="OpenAI surface; 0 picks a free port")
+    add("--admin-port", type=int, default=ports.GATEWAY_ADMIN, help="health, metrics, report and probe")
+    add(
+        "--static",
+        action="append",
+        default=[],
+        metavar="NAME=URL[,URL...]",
+        help="serve these engines instead of asking Kubernetes; may be repeated",
+    )
+    add(
+        "--routing",
+        choices=[policy.value for policy in Policy],
+        default=defaults.routing,
+        help="policy of static pools",
+    )
+    add("--price-of-recompute", type=float, default=defaults.price_of_recompute, help="λ of static pools")
+    add(
+        "--namespace",
+        default=os.environ.get("POD_NAMESPACE"),
+        help="namespace to watch; default: the pod's own",
+    )
+    add(
+        "--resync-seconds",
+        type=float,
+        default=defaults.watch.resync_seconds,
+        help="a full list at least this often",
+    )
+    add(
+        "--poll-seconds",
+        type=float,
+        default=defaults.poll_seconds,
+        help="how often each engine is asked for its state",
+    )
+    add(
+        "--drain-delay-seconds",
+        type=float,
+        default=defaults.drain_delay_seconds,
+        help="requests are still accepted this long after SIGTERM",
+    )
+    add(
+        "--grace-seconds",
+        type=float,
+        default=defaults.grace_seconds,
+        help="open streams may take this long to finish",
+    )
+    add("--no-access-log", action="store_true", help="no line per request")
+    add("--expose-decisions", action="store_true", help="answer with the replica and the score breakdown")
+    add("--seed", type=int, default=None, help="of tie-breaks; random when absent")
+    kinds = {field.name: field.default for field in fields(RelaySettings)}
+    for name, text in _RELAY_FLAGS.items():
+        add(f"--{name.replace('_', '-')}", type=type(kinds[name]), default=kinds[name], help=text)
+    return parser
+
+
+def configure_log() -> None:
+    """JSON lines on standard error; the access log has standard output."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )

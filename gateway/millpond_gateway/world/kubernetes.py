@@ -1,0 +1,210 @@
+"""Pools and pods of one namespace from the Kubernetes API, over lightkube's connection settings."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import TypeVar
+
+import httpx2
+import structlog
+from lightkube.config.client_adapter import AsyncClient, ConnectionParams
+from lightkube.config.kubeconfig import KubeConfig, SingleConfig
+from lightkube.core.exceptions import ConfigError
+
+from millpond_common.contract import labels
+from millpond_gateway.world.parse import parse_pool, parse_replica
+from millpond_gateway.world.view import World
+from millpond_gateway.world.watch import (
+    Object,
+    Source,
+    Store,
+    Watcher,
+    WatchError,
+    WatchExpiredError,
+    WatchSettings,
+)
+
+_log = structlog.get_logger("world")
+_PAGE = 500
+_GONE = 410
+POOLS = "inferencepools"
+PODS = "pods"
+_Parsed = TypeVar("_Parsed")
+
+
+class KubernetesSource:
+    """One kind in one namespace."""
+
+    def __init__(self, client: httpx2.AsyncClient, name: str, path: str, selector: str = "") -> None:
+        self.name = name
+        self._client = client
+        self._path = path
+        self._params = {"labelSelector": selector} if selector else {}
+
+    async def list_all(self) -> tuple[list[Object], str]:
+        """All pages of the kind.
+
+        Raises:
+            WatchError: refused or unreachable.
+        """
+        objects: list[Object] = []
+        params = {**self._params, "limit": str(_PAGE)}
+        while True:
+            try:
+                answer = await self._client.get(self._path, params=params)
+                self._check(answer)
+                page = answer.json()
+            except (httpx2.HTTPError, ConfigError, ValueError) as error:
+                raise WatchError(f"list of {self.name}: {error or type(error).__name__}") from error
+            objects.extend(page.get("items") or ())
+            token = page["metadata"].get("continue")
+            if not token:
+                return objects, page["metadata"]["resourceVersion"]
+            params["continue"] = token
+
+    async def watch_from(self, version: str, seconds: float) -> AsyncGenerator[bytes, None]:
+        """Events since `version`.
+
+        Raises:
+            WatchError: refused, unreachable or broken off.
+        """
+        params = {
+            **self._params,
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(max(1, int(seconds))),
+        }
+        timeout = httpx2.Timeout(10.0, read=None)
+        try:
+            async with self._client.stream("GET", self._path, params=params, timeout=timeout) as answer:
+                self._check(answer)
+                async for line in answer.aiter_lines():
+                    if line:
+                        yield line.encode()
+        except (httpx2.HTTPError, ConfigError) as error:
+            raise WatchError(f"watch of {self.name}: {error or type(error).__name__}") from error
+
+    def _check(self, answer: httpx2.Response) -> None:
+        if answer.status_code == _GONE:
+            raise WatchExpiredError(f"{self.name}: the version is gone")
+        if answer.status_code >= 400:
+            hint = (
+                "; give the gateway's ServiceAccount get, list and watch on it"
+                if answer.status_code == 403
+                else ""
+            )
+            raise WatchError(f"{self.name}: the API server answered {answer.status_code}{hint}")
+
+
+class PoolStore:
+    """Feeds pools into the view."""
+
+    def __init__(self, world: World, clock: Callable[[], float]) -> None:
+        self._world = world
+        self._clock = clock
+
+    def replace(self, objects: list[Object]) -> None:
+        """All pools."""
+        pools = [pool for obj in objects if (pool := _read(parse_pool, obj)) is not None]
+        self._world.set_pools(pools, source=POOLS)
+
+    def put(self, obj: Object) -> None:
+        """One pool; a pool whose gateway was switched off is no pool here."""
+        pool = _read(parse_pool, obj)
+        if pool is not None:
+            self._world.put_pool(pool)
+        else:
+            self._world.remove_pool(obj["metadata"]["name"])
+
+    def remove(self, obj: Object) -> None:
+        """One pool is gone."""
+        self._world.remove_pool(obj["metadata"]["name"])
+
+    def prove(self) -> None:
+        """The watch of pools is alive."""
+        self._world.prove(POOLS, self._clock())
+
+
+class PodStore:
+    """Feeds engine pods into the view."""
+
+    def __init__(self, world: World, clock: Callable[[], float]) -> None:
+        self._world = world
+        self._clock = clock
+
+    def replace(self, objects: list[Object]) -> None:
+        """All engine pods."""
+        replicas = [replica for obj in objects if (replica := _read(parse_replica, obj)) is not None]
+        self._world.set_replicas(replicas, source=PODS)
+
+    def put(self, obj: Object) -> None:
+        """One pod; a pod without address or label is no replica."""
+        replica = _read(parse_replica, obj)
+        if replica is not None:
+            self._world.put_replica(replica)
+        else:
+            self._world.remove_replica(obj["metadata"]["uid"])
+
+    def remove(self, obj: Object) -> None:
+        """One pod is gone."""
+        self._world.remove_replica(obj["metadata"]["uid"])
+
+    def prove(self) -> None:
+        """The watch of pods is alive."""
+        self._world.prove(PODS, self._clock())
+
+
+def _read(parse: Callable[[Object], _Parsed | None], obj: Object) -> _Parsed | None:
+    try:
+        return parse(obj)
+    except (KeyError, TypeError, ValueError) as error:
+        name = (obj.get("metadata") or {}).get("name")
+        _log.warning("object not understood", name=name, error=f"{type(error).__name__}: {error}")
+        return None
+
+
+async def watch_namespace(
+    world: World,
+    namespace: str | None,
+    settings: WatchSettings,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Keep `world` in step with the pools and engine pods of one namespace, until cancelled.
+
+    Raises:
+        ConfigError: there is no usable Kubernetes configuration.
+    """
+    config = load_config()
+    namespace = namespace or config.namespace
+    jitter = random.random
+    async with AsyncClient(config, ConnectionParams()) as client:
+        sources: list[tuple[Source, Store]] = [
+            (
+                KubernetesSource(client, POOLS, f"/apis/{labels.API_VERSION}/namespaces/{namespace}/{POOLS}"),
+                PoolStore(world, clock),
+            ),
+            (
+                KubernetesSource(client, PODS, f"/api/v1/namespaces/{namespace}/{PODS}", labels.POOL),
+                PodStore(world, clock),
+            ),
+        ]
+        async with asyncio.TaskGroup() as group:
+            for source, store in sources:
+                group.create_task(Watcher(source, store, settings, clock=clock, jitter=jitter).run())
+
+
+def load_config() -> SingleConfig:
+    """Settings of the pod's ServiceAccount, or of KUBECONFIG.
+
+    Raises:
+        ConfigError: neither is there.
+    """
+    config = KubeConfig.from_env().get()
+    if config is None:
+        raise ConfigError("no Kubernetes configuration: run inside a pod, set KUBECONFIG, or use --static")
+    return config

@@ -1,0 +1,139 @@
+"""Reading of InferencePool and Pod objects; pure. An object that cannot be read costs only itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from millpond_common.contract import labels, ports
+from millpond_gateway.routing.records import Policy, Role
+from millpond_gateway.world.records import PoolClass, PoolPricing, PoolTenant, PoolView, Replica
+
+_ROLES = {labels.ROLE_PREFILL: Role.PREFILL, labels.ROLE_DECODE: Role.DECODE}
+_DEFAULT_HOLD_SECONDS = 300.0
+
+Object = Mapping[str, Any]
+
+
+def parse_pool(obj: Object) -> PoolView | None:
+    """An InferencePool; None when its gateway is switched off.
+
+    Raises:
+        KeyError, TypeError, ValueError: the object has another shape.
+    """
+    spec, metadata = obj["spec"], obj["metadata"]
+    gateway = spec.get("gateway") or {}
+    if gateway.get("enabled") is False:
+        return None
+    model, engine = spec["model"], spec.get("engine") or {}
+    scheduling = spec.get("scheduling") or {}
+    return PoolView(
+        name=metadata["name"],
+        model=model.get("name") or metadata["name"],
+        root=_parse_root(model.get("source", "")),
+        adapters=tuple(adapter["name"] for adapter in model.get("adapters") or ()),
+        policy=Policy(gateway.get("routing") or Policy.AUTO),
+        price_of_recompute=float(gateway.get("priceOfRecompute", 5)),
+        max_model_tokens=engine.get("maxModelTokens"),
+        block_tokens=(engine.get("kvCache") or {}).get("blockTokens", 16),
+        classes=tuple(_parse_class(entry) for entry in scheduling.get("classes") or ()),
+        default_class=scheduling.get("defaultClass") or "interactive",
+        tenants=tuple(_parse_tenant(entry) for entry in scheduling.get("tenants") or ()),
+        pricing=_parse_pricing(scheduling.get("pricing")),
+        cold_start_hold_seconds=_parse_hold(spec),
+        created_at=_parse_time(metadata.get("creationTimestamp")),
+        deleting="deletionTimestamp" in metadata,
+    )
+
+
+def _parse_root(source: str) -> str:
+    """Name of the hub repository; other sources mean nothing to a client."""
+    scheme, _, rest = source.partition("://")
+    return "/".join(rest.split("/")[:2]) if scheme == "hf" else ""
+
+
+def _parse_class(entry: Object) -> PoolClass:
+    ttft = entry.get("ttftMilliseconds")
+    gate = entry.get("admitWhileQueued") or {}
+    return PoolClass(
+        name=entry["name"],
+        priority=entry.get("priority", 0),
+        ttft_seconds=ttft / 1000 if ttft is not None else None,
+        gate_class=gate.get("class"),
+        gate_below=gate.get("below", 1),
+    )
+
+
+def _parse_tenant(entry: Object) -> PoolTenant:
+    return PoolTenant(
+        name=entry["name"],
+        weight=entry.get("weight", 1),
+        max_concurrency=entry.get("maxConcurrency"),
+        key_secret=(entry.get("apiKeySecretRef") or {}).get("name"),
+    )
+
+
+def _parse_pricing(entry: Object | None) -> PoolPricing | None:
+    if not entry:
+        return None
+    return PoolPricing(
+        currency=entry.get("currency", ""),
+        input_per_million=float(entry.get("inputPerMillion", 0)),
+        cached_input_per_million=float(entry.get("cachedInputPerMillion", 0)),
+        output_per_million=float(entry.get("outputPerMillion", 0)),
+    )
+
+
+def _parse_hold(spec: Object) -> float:
+    """A pool that may be at zero, by its own scaling or because somebody set replicas to 0, holds requests."""
+    scaling = spec.get("scaling") or {}
+    may_be_zero = scaling.get("minReplicas") == 0 or spec.get("replicas") == 0
+    return float(scaling.get("coldStartHoldSeconds", _DEFAULT_HOLD_SECONDS)) if may_be_zero else 0.0
+
+
+def _parse_time(text: str | None) -> int:
+    return int(datetime.fromisoformat(text).timestamp()) if text else 0
+
+
+def parse_replica(obj: Object) -> Replica | None:
+    """An engine pod; None when it is none, has no address, or has ended.
+
+    Raises:
+        KeyError, TypeError, ValueError: the object has another shape.
+    """
+    metadata, status = obj["metadata"], obj.get("status") or {}
+    pod_labels = metadata.get("labels") or {}
+    pool = pod_labels.get(labels.POOL)
+    address = status.get("podIP")
+    if not pool or not address or status.get("phase") in {"Succeeded", "Failed"}:
+        return None
+    if pod_labels.get(labels.COMPONENT, labels.ENGINE_COMPONENT) != labels.ENGINE_COMPONENT:
+        return None
+    host = f"[{address}]" if ":" in address else address
+    return Replica(
+        uid=metadata["uid"],
+        pod=metadata["name"],
+        pool=pool,
+        address=f"{host}:{_find_port(obj)}",
+        revision=pod_labels.get(labels.REVISION, ""),
+        role=_ROLES.get(pod_labels.get(labels.ROLE, ""), Role.BOTH),
+        ready=_is_ready(status),
+        cordoned=pod_labels.get(labels.CORDONED) == "true" or "deletionTimestamp" in metadata,
+    )
+
+
+def _is_ready(status: Object) -> bool:
+    conditions = status.get("conditions") or ()
+    return any(entry.get("type") == "Ready" and entry.get("status") == "True" for entry in conditions)
+
+
+def _find_port(obj: Object) -> int:
+    """The engine container's port named http, else the contract's."""
+    for container in (obj.get("spec") or {}).get("containers") or ():
+        if container.get("name") != labels.ENGINE_CONTAINER:
+            continue
+        for port in container.get("ports") or ():
+            if port.get("name") == "http":
+                return int(port["containerPort"])
+    return ports.ENGINE_HTTP
