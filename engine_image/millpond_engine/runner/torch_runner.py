@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -57,6 +57,11 @@ class TorchRunner:
     def close(self) -> None:
         pass
 
+    def poison_blocks(self, blocks: tuple[int, ...]) -> None:
+        """Fill freed blocks with NaN: a test's way to see a read of memory that was given back."""
+        with torch.inference_mode():
+            self._cache.poison(blocks)
+
     def _execute(self, plan: StepPlan) -> SampledStep:
         self._cache.swap_out(plan.swap_out)
         self._cache.swap_in(plan.swap_in)
@@ -88,6 +93,6 @@ class TorchRunner:
         found = self._sampler.prompt_logprobs(step, hidden)
         for index, result in enumerate(out.rows):
             if result.row == step.row:
-                out.rows[index] = replace(result, prompt_logprobs=found)
+                out.rows[index] = RowResult(step.row, result.token, result.logprobs, result.branches, found)
                 return
         out.rows.append(RowResult(step.row, prompt_logprobs=found))
