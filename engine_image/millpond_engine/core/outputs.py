@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import overload
+
+import msgspec
 
 from millpond_engine.core.request import FinishReason, PreemptionMode, Refusal
 from millpond_engine.core.step import TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceOutput:
+class SequenceOutput(msgspec.Struct, frozen=True, gc=False):
     """News of one sequence of a request. Every accepted token is reported once, in order."""
 
     request_id: str
@@ -35,6 +38,43 @@ class PromptOutput:
     """For prompt positions 1 .., when asked for."""
 
 
+class TokenView(Sequence[int]):
+    """The first tokens of a growing sequence, read without a copy.
+
+    Tokens of a sequence never change, only grow, so the view stays true. Making a tuple of it costs
+    the whole prefix: a publisher that remembers the key of the parent block needs no prefix at all.
+    """
+
+    __slots__ = ("_length", "_tokens")
+
+    def __init__(self, tokens: Sequence[int], length: int) -> None:
+        self._tokens = tokens
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[int]: ...
+    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
+        if isinstance(index, slice):
+            return tuple(self._tokens[position] for position in range(*index.indices(self._length)))
+        if not -self._length <= index < self._length:
+            raise IndexError(index)
+        return self._tokens[index % self._length]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._tokens[: self._length])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
     """Full blocks that became findable by prefix, parents before children."""
@@ -43,8 +83,8 @@ class BlocksStored:
     parent_block_id: int | None
     tokens: tuple[int, ...]
     namespace: tuple[str, ...]
-    prefix_tokens: tuple[int, ...]
-    """All tokens before the first of these blocks, so a publisher can compute routing keys."""
+    prefix_tokens: Sequence[int]
+    """All tokens before the first of these blocks, so a publisher can compute routing keys (a TokenView)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,69 @@
+"""Learned quantities: how long outputs get, how fast prompts are computed, how full the pool will be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_WEIGHT = 0.1
+_MIN_PREFILL_TOKENS = 16
+_FIRST_RATIO = 0.25
+"""Share of its limit that a request is expected to generate before any has finished."""
+_CALM = 0.995
+_MAX_CAUTION = 4.0
+
+
+class OutputEstimate:
+    """Expected output length: a moving mean of finished sequences, times a caution that preemptions raise."""
+
+    def __init__(self) -> None:
+        self._mean: float | None = None
+        self._caution = 1.0
+
+    def finish(self, num_output: int) -> None:
+        """Learn from a finished sequence."""
+        self._mean = num_output if self._mean is None else self._mean + _WEIGHT * (num_output - self._mean)
+        self._caution = max(1.0, self._caution * _CALM)
+
+    def preempt(self) -> None:
+        """Too much was admitted: expect longer outputs for a while."""
+        self._caution = min(self._caution * 1.5, _MAX_CAUTION)
+
+    def compute_remaining(self, num_output: int, limit: int) -> int:
+        """Tokens a sequence will probably still generate, at most `limit - num_output`.
+
+        One that has outlived the mean is expected to go on for a quarter of it.
+        """
+        left = limit - num_output
+        expected = limit * _FIRST_RATIO if self._mean is None else self._mean
+        expected *= self._caution
+        return min(left, max(int(expected - num_output), int(expected / 4) + 1))
+
+
+class PrefillSpeed:
+    """Prompt tokens per second, from steps that computed mostly prompts; None until measured."""
+
+    def __init__(self) -> None:
+        self.tokens_per_second: float | None = None
+
+    def add(self, prefill_tokens: int, decode_tokens: int, seconds: float) -> None:
+        """Learn from one step; a short chunk would measure the step's constant cost."""
+        if seconds <= 0 or prefill_tokens < max(_MIN_PREFILL_TOKENS, decode_tokens):
+            return
+        rate = (prefill_tokens + decode_tokens) / seconds
+        old = self.tokens_per_second
+        self.tokens_per_second = rate if old is None else old + _WEIGHT * (rate - old)
+
+
+def compute_peak_blocks(entries: Iterable[tuple[int, int]], block_tokens: int) -> float:
+    """Most blocks in use at any time, if every sequence grows by a token a step and leaves at its end.
+
+    `entries` are (remaining tokens, private blocks now), longest remaining first. When the i-th ends,
+    the ones before it have grown by its remaining tokens (the view of LightLLM's Past-Future
+    scheduler, ASPLOS 2025).
+    """
+    held = 0
+    peak = 0.0
+    for number, (remaining, blocks) in enumerate(entries, 1):
+        held += blocks
+        peak = max(peak, held + number * remaining / block_tokens)
+    return peak

@@ -1,0 +1,120 @@
+"""Ends of sequences and requests, and the steps of a beam search."""
+
+from __future__ import annotations
+
+from millpond_engine.core.outputs import SequenceOutput
+from millpond_engine.core.request import FinishReason
+from millpond_engine.core.sequence import Group, Sequence
+from millpond_engine.core.state import State
+
+
+def end_sequence(state: State, sequence: Sequence, finish: FinishReason) -> None:
+    """Give back everything of one sequence, and its request when it was the last."""
+    group = sequence.group
+    sequence.finish = finish
+    if sequence.running:
+        state.release(sequence)
+    else:
+        group.waiting.remove(sequence)
+    if finish is not FinishReason.ERROR:
+        state.estimate.finish(sequence.num_output)
+    if group.held:
+        group.done.append(sequence)
+    if group.finished:
+        if group.held and group.beam is None:
+            _report_best(state, group)
+        close_group(state, group, finish)
+    elif not group.is_waiting():
+        state.queue.remove(group)
+
+
+def close_group(state: State, group: Group, finish: FinishReason) -> None:
+    """Forget a request whose outputs are all told."""
+    state.forget(group, finish)
+    state.news.finished.append(group.request.request_id)
+
+
+def fail_group(state: State, group: Group) -> None:
+    """End every sequence of a request that has not ended with an error."""
+    request_id = group.request.request_id
+    if group.held:
+        indices = list(range(group.request.n))
+    else:
+        indices = sorted([*(s.index for s in [*group.running, *group.waiting]), *group.unborn])
+    state.news.sequences += [
+        SequenceOutput(request_id, index, finish=FinishReason.ERROR) for index in indices
+    ]
+    close_group(state, group, FinishReason.ERROR)
+
+
+def advance_beams(state: State, group: Group) -> None:
+    """Take the next step of a beam search once all its beams have reported."""
+    search, beams = group.beam, list(group.running)
+    if search is None or group.waiting or any(beam.branches is None for beam in beams):
+        return
+    survivors = search.advance(
+        [beam.logprob_sum for beam in beams],
+        [beam.branches or () for beam in beams],
+        num_output=beams[0].num_output,
+        ends=group.ends,
+        get_output=lambda parent: tuple(beams[parent].tokens[beams[parent].prompt_tokens :]),
+    )
+    if not survivors:
+        _report_beams(state, group)
+        return
+    children: dict[int, list[tuple[int, float]]] = {}
+    for survivor in survivors:
+        children.setdefault(survivor.parent, []).append((survivor.token, survivor.logprob_sum))
+    for parent, beam in enumerate(beams):
+        if parent not in children:
+            beam.finish = FinishReason.STOP
+            state.release(beam)
+    for parent, choices in children.items():
+        for token, logprob_sum in choices[1:]:
+            _continue(state.fork(beams[parent]), token, logprob_sum)
+        _continue(beams[parent], *choices[0])
+
+
+def _continue(beam: Sequence, token: int, logprob_sum: float) -> None:
+    beam.tokens.append(token)
+    beam.chosen = token
+    beam.logprob_sum = logprob_sum
+    beam.branches = None
+
+
+def _report_beams(state: State, group: Group) -> None:
+    search = group.beam
+    assert search is not None
+    for index, hypothesis in enumerate(search.results()):
+        state.estimate.finish(len(hypothesis.tokens))
+        state.news.sequences.append(
+            SequenceOutput(
+                group.request.request_id,
+                index,
+                hypothesis.tokens,
+                finish=hypothesis.finish,
+                stop_token=hypothesis.stop_token,
+                score=hypothesis.score,
+            )
+        )
+    close_group(state, group, FinishReason.STOP)
+
+
+def _report_best(state: State, group: Group) -> None:
+    """Report the n samples with the highest mean log-probability, best first."""
+    ranked = sorted(group.done, key=lambda s: -s.logprob_sum / max(s.num_output, 1))
+    wanted = group.request.sampling.num_logprobs is not None
+    for index, sample in enumerate(ranked[: group.request.n]):
+        output = tuple(sample.tokens[sample.prompt_tokens :])
+        stopped = sample.finish is FinishReason.STOP and output[-1:] and output[-1] in group.ends
+        state.news.sequences.append(
+            SequenceOutput(
+                group.request.request_id,
+                index,
+                output[:-1] if stopped else output,
+                tuple(sample.logprobs) if wanted else (),
+                finish=sample.finish,
+                stop_token=output[-1] if stopped else None,
+                score=sample.logprob_sum / max(sample.num_output, 1),
+            )
+        )

@@ -1,0 +1,87 @@
+"""What is refused at once: values without meaning, requests that can never fit, queues that are full."""
+
+from __future__ import annotations
+
+from millpond_engine.core.blocks import count_blocks
+from millpond_engine.core.request import Refusal, RefusalReason, Request
+from millpond_engine.core.settings import Capacity, ClassRule, SchedulerSettings
+
+
+def count_group_blocks(request: Request, capacity: Capacity) -> int:
+    """Most blocks a request needs at once to make progress to its end.
+
+    The KV of the last token is never stored. Samples can run one after the other; the beams of a
+    search run together, share the whole blocks of the prompt, and need a spare block each for copies.
+    """
+    size = capacity.block_tokens
+    prompt = len(request.prompt)
+    one = count_blocks(prompt + max(request.stop.max_tokens - 1, 0), size)
+    if request.beam is None:
+        return one
+    shared = (prompt - 1) // size
+    return shared + request.beam.width * (one - shared + 1)
+
+
+def compute_class_limit(settings: SchedulerSettings, rule: ClassRule, num_blocks: int) -> int:
+    """Blocks that requests of a class may ever use together: its share, less what others have reserved."""
+    reserved = sum(other.reserved_percent for other in settings.classes if other.name != rule.name)
+    return num_blocks * min(rule.max_share_percent, 100 - min(reserved, 100)) // 100
+
+
+def check_request(
+    request: Request, rule: ClassRule, settings: SchedulerSettings, capacity: Capacity
+) -> Refusal | None:
+    """Refuse what could never run, whatever the load."""
+    message = _find_invalid(request, settings, capacity)
+    if message:
+        return Refusal(request.request_id, RefusalReason.INVALID_VALUE, message)
+    prompt, limit = len(request.prompt), request.stop.max_tokens
+    if prompt + limit > capacity.max_model_tokens:
+        message = f"{prompt} prompt tokens and {limit} output tokens exceed the context of {capacity.max_model_tokens}"
+        return Refusal(request.request_id, RefusalReason.CONTEXT_LENGTH_EXCEEDED, message)
+    needed = count_group_blocks(request, capacity)
+    allowed = compute_class_limit(settings, rule, capacity.num_blocks)
+    if needed > allowed:
+        size = capacity.block_tokens
+        message = (
+            f"the request may need {needed} blocks of {size} tokens ({prompt} prompt tokens, {limit} output tokens), "
+            f"class {rule.name} can have {allowed} ({allowed * size} tokens); shorten the prompt or lower max_tokens"
+        )
+        return Refusal(request.request_id, RefusalReason.KV_CAPACITY_EXCEEDED, message)
+    return None
+
+
+def _find_invalid(request: Request, settings: SchedulerSettings, capacity: Capacity) -> str:
+    """What is wrong with the values, or nothing."""
+    beam = request.beam
+    if not request.prompt:
+        return "the prompt has no tokens"
+    if not 0 <= min(request.prompt) <= max(request.prompt) < capacity.vocabulary_size:
+        return f"prompt tokens must be in 0 .. {capacity.vocabulary_size - 1}"
+    if request.stop.max_tokens < 0 or request.stop.min_tokens < 0:
+        return "max_tokens and min_tokens must not be negative"
+    if request.n < 1 or request.best_of < 1:
+        return "n and best_of must be at least 1"
+    if beam is not None and not request.n <= beam.width <= settings.max_sequences:
+        return f"a beam search needs n <= width <= {settings.max_sequences} (maxSequences)"
+    if request.stop.max_tokens == 0 and (beam is not None or max(request.n, request.best_of) > 1):
+        return "with max_tokens 0 there is nothing to sample more than once"
+    return ""
+
+
+def check_queue(
+    request: Request,
+    settings: SchedulerSettings,
+    *,
+    num_waiting: int,
+    waiting_tokens: int,
+    tokens_per_second: float | None,
+) -> Refusal | None:
+    """Refuse when the queue is full, with the time its tokens take at the measured speed."""
+    tokens = waiting_tokens + len(request.prompt)
+    full = num_waiting >= settings.max_queued_requests
+    if not full and (tokens <= settings.max_queued_tokens or num_waiting == 0):
+        return None
+    message = f"{num_waiting} requests with {waiting_tokens} tokens wait (limits {settings.max_queued_requests} and {settings.max_queued_tokens})"
+    delay = waiting_tokens / tokens_per_second if tokens_per_second else None
+    return Refusal(request.request_id, RefusalReason.OVERLOADED, message, delay)

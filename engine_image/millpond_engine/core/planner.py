@@ -1,0 +1,144 @@
+"""One step's plan: decodes first, then prefill chunks and admissions under one token budget.
+
+Of what decodes leave, the oldest unfinished prompt gets all but a reserved slice; the slice goes to
+the other running prompts, shortest first, and to new ones; what is left over flows back. So a long
+prompt neither starves the short ones behind it nor is starved by them (Sarathi-Serve, OSDI'24, with
+a fairer slice).
+"""
+
+from __future__ import annotations
+
+from millpond_engine.core.admission import Admission
+from millpond_engine.core.blocks import count_blocks
+from millpond_engine.core.builder import PlanBuilder
+from millpond_engine.core.preemption import grow, own_block
+from millpond_engine.core.sequence import Sequence
+from millpond_engine.core.state import State
+from millpond_engine.core.step import StepPlan
+
+
+def make_plan(state: State, now: float) -> StepPlan:
+    """Plan the next step and move the sequences' counters along with it."""
+    state.step += 1
+    builder = PlanBuilder(state.step, state.settings.max_batch_tokens)
+    decodes, prefills = _sort_running(state)
+    prefills.sort(key=lambda sequence: (-sequence.group.rule.priority, sequence.group.admission))
+    _plan_decodes(state, builder, decodes, now, bool(prefills) or len(state.queue) > 0)
+    _plan_prefills(state, builder, prefills, now)
+    if len(state.queue) and builder.budget > 0 and not builder.num_preempted:
+        Admission(state, builder, now).run()
+    if builder.budget > 0:
+        _extend_prefills(state, builder, prefills)
+    return _seal(state, builder)
+
+
+def _sort_running(state: State) -> tuple[list[Sequence], list[Sequence]]:
+    """Running sequences that have something to compute: decodes and prefills."""
+    decodes: list[Sequence] = []
+    prefills: list[Sequence] = []
+    for sequence in state.running:
+        computed = sequence.computed
+        total = len(sequence.tokens) + sequence.pending
+        if total - computed == 1 and computed >= sequence.prompt_tokens:
+            if total < sequence.limit:
+                decodes.append(sequence)
+        elif computed < total:
+            prefills.append(sequence)
+    return decodes, prefills
+
+
+def _plan_decodes(
+    state: State, builder: PlanBuilder, decodes: list[Sequence], now: float, others: bool
+) -> None:
+    """One token for each decode; if the budget is short, for those that have waited longest."""
+    allowed = builder.budget
+    if others:
+        allowed -= builder.budget * state.settings.admission_percent // 100
+    if len(decodes) > allowed:
+        decodes = sorted(decodes, key=lambda sequence: sequence.last_step)
+    size = state.capacity.block_tokens
+    counts = state.cache.pool.counts
+    floor = builder.budget - allowed
+    for sequence in decodes:
+        if builder.budget <= floor:
+            return
+        if not sequence.running:  # it has become a victim of one before it
+            continue
+        table = sequence.table
+        index = sequence.computed // size
+        blocks: tuple[int, ...] = ()
+        if index == len(table):
+            grown = grow(state, builder, sequence, 1, now)
+            if grown is None:
+                continue
+            blocks = grown
+        elif counts[table[index]] > 1 and not own_block(state, builder, sequence, index, now):
+            continue
+        builder.schedule(sequence, 1, blocks)
+
+
+def _plan_prefills(state: State, builder: PlanBuilder, prefills: list[Sequence], now: float) -> None:
+    """Chunks for the prompts in the batch: the oldest first, then the shortest."""
+    waiting = len(state.queue) > 0 and bool(state.free_rows)
+    slice_tokens = state.settings.max_batch_tokens * state.settings.admission_percent // 100
+    if len(prefills) > 1 or waiting:
+        kept = min(slice_tokens, builder.budget)
+    else:
+        kept = 0
+    order = [*prefills[:1], *sorted(prefills[1:], key=lambda s: s.num_tokens - s.computed)]
+    for number, sequence in enumerate(order):
+        if number == 1:
+            kept = kept // 2 if waiting else 0
+        share = builder.budget - kept
+        if share > 0 and sequence.running:
+            _schedule_chunk(
+                state, builder, sequence, min(share, sequence.num_tokens - sequence.computed), now
+            )
+
+
+def _schedule_chunk(
+    state: State, builder: PlanBuilder, sequence: Sequence, num_tokens: int, now: float
+) -> None:
+    size = state.capacity.block_tokens
+    table, start = sequence.table, sequence.computed
+    index = start // size
+    if (
+        index < len(table)
+        and state.cache.pool.counts[table[index]] > 1
+        and not own_block(state, builder, sequence, index, now)
+    ):
+        return
+    missing = count_blocks(start + num_tokens, size) - len(table)
+    blocks: tuple[int, ...] | None = ()
+    if missing > 0:
+        blocks = grow(state, builder, sequence, missing, now)
+    if blocks is not None:
+        builder.schedule(sequence, num_tokens, blocks)
+
+
+def _extend_prefills(state: State, builder: PlanBuilder, prefills: list[Sequence]) -> None:
+    """Let chunks grow by what nobody else wanted, as far as blocks are free without preempting."""
+    size = state.capacity.block_tokens
+    for sequence in prefills:
+        row = builder.rows.get(sequence)
+        left = sequence.num_tokens - sequence.computed - sequence.pending
+        if row is None or builder.budget <= 0 or left <= 0:
+            continue
+        room = (len(sequence.table) + state.cache.num_available) * size - sequence.computed
+        extra = min(left, builder.budget, room)
+        if extra > 0:
+            missing = count_blocks(sequence.computed + extra, size) - len(sequence.table)
+            blocks = state.cache.allocate(max(0, missing))
+            sequence.table += blocks
+            builder.extend(sequence, extra, tuple(blocks))
+
+
+def _seal(state: State, builder: PlanBuilder) -> StepPlan:
+    if builder.empty:
+        state.cache.end_step(builder.step)
+        state.host.end_step(builder.step)
+        return builder.seal(())
+    plan = builder.seal(tuple(state.dropped_rows))
+    state.dropped_rows.clear()
+    state.flights[plan.step] = tuple(builder.rows)
+    return plan

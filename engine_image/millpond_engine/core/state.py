@@ -1,0 +1,226 @@
+"""Everything the scheduler knows, and the transitions every phase of a step uses.
+
+A request is in the queue when something of it wants to enter the batch, in the batch while a
+sequence of it has a row; with several samples it can be both. Blocks and rows are given back in one
+place, `release`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from millpond_engine.core.builder import PlanBuilder
+from millpond_engine.core.cache import KvCache
+from millpond_engine.core.estimate import OutputEstimate, PrefillSpeed
+from millpond_engine.core.host import HostPool
+from millpond_engine.core.outputs import Preempted, PromptOutput, SequenceOutput, StepOutput
+from millpond_engine.core.queue import POLICIES, WaitingQueue, wake_account
+from millpond_engine.core.request import FinishReason, PreemptionMode, Refusal, Request
+from millpond_engine.core.sequence import NO_ROW, Account, Group, Sequence, mix_seed
+from millpond_engine.core.settings import Capacity, ClassRule, SchedulerSettings, TenantRule
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start, by the names they have in `SchedulerCounts`."""
+
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    recomputed_tokens: int = 0
+    failed_allocations: int = 0
+    preemptions: int = 0
+    bypasses: int = 0
+
+
+@dataclass(slots=True)
+class News:
+    """What the next StepOutput will say."""
+
+    sequences: list[SequenceOutput]
+    prompts: list[PromptOutput]
+    finished: list[str]
+    refusals: list[Refusal]
+    preemptions: list[Preempted]
+
+
+class State:
+    """The scheduler's memory."""
+
+    def __init__(self, settings: SchedulerSettings, capacity: Capacity) -> None:
+        self.settings = settings
+        self.capacity = capacity
+        self.cache = KvCache(settings, capacity)
+        self.host = HostPool(capacity.num_host_blocks)
+        self.queue = WaitingQueue()
+        self.policy = POLICIES[settings.policy](settings, self.count_hit)
+        self.groups: dict[str, Group] = {}
+        self.running: dict[Sequence, None] = {}
+        self.free_rows = list(range(settings.max_sequences - 1, -1, -1))
+        self.dropped_rows: list[int] = []
+        """Rows the runner must forget with the next plan."""
+        self.flights: dict[int, tuple[Sequence, ...]] = {}
+        """Planned steps not read back, with the sequences of their rows."""
+        self.step = 0
+        self.estimate = OutputEstimate()
+        self.speed = PrefillSpeed()
+        self.counters = Counters()
+        self.last_mode: PreemptionMode | None = None
+        self.tenant_running: dict[str, int] = {}
+        self.accounts: dict[tuple[str, str], Account] = {}
+        self._classes = {rule.name: rule for rule in settings.classes}
+        self._tenants = {rule.name: rule for rule in settings.tenants}
+        self._num_admissions = 0
+        self._num_seeds = 0
+        self.news = News([], [], [], [], [])
+
+    # -- rules
+
+    def get_class(self, name: str) -> ClassRule:
+        """Rule of a class; an undeclared one has the default class's rule."""
+        rule = self._classes.get(name) or self._classes.get(self.settings.default_class)
+        return rule or ClassRule(self.settings.default_class)
+
+    def get_tenant(self, name: str) -> TenantRule:
+        """Rule of a tenant."""
+        return self._tenants.get(name) or TenantRule(name)
+
+    def count_hit(self, group: Group) -> int:
+        """Prompt tokens of a request that are cached now."""
+        return len(self.cache.lookup(group.namespace, group.prompt_bytes)) * self.capacity.block_tokens
+
+    # -- life of a request
+
+    def make_group(self, request: Request) -> Group:
+        """Set up the state of a new request."""
+        rule = self.get_class(request.class_name)
+        ends = set(request.stop.stop_token_ids)
+        if not request.stop.ignore_eos:
+            ends.update(self.capacity.eos_token_ids)
+        seed = request.sampling.seed
+        if seed is None:
+            self._num_seeds += 1
+            seed = mix_seed(self.settings.base_seed, self._num_seeds)
+        account = self._get_account(rule.name, request.tenant)
+        return Group(request, rule, account, seed=seed, ends=frozenset(ends))
+
+    def enqueue(self, group: Group, now: float) -> None:
+        """Put a request with waiting sequences into the queue, or move it to its new place."""
+        if group in self.queue:
+            self.queue.remove(group)
+        else:
+            group.waiting_since = now
+        if group.is_waiting():
+            self.queue.push(group, self.policy.get_bucket(group), self.policy.make_key(group))
+
+    def start(self, sequence: Sequence, table: list[int], computed: int) -> None:
+        """Give a waiting sequence a row and a table whose references it already holds."""
+        group = sequence.group
+        if not group.running:
+            self._num_admissions += 1
+            group.admission = self._num_admissions
+            group.account.num_running += 1
+            tenant = group.request.tenant
+            self.tenant_running[tenant] = self.tenant_running.get(tenant, 0) + 1
+        group.started_step = self.step
+        sequence.row = group.spare_rows.pop() if group.spare_rows else self.free_rows.pop()
+        sequence.table = table
+        sequence.computed = computed
+        sequence.fresh = True
+        sequence.dirty = sequence.stale = False
+        sequence.ready_step = -1
+        group.waiting.remove(sequence)
+        group.running.append(sequence)
+        self.running[sequence] = None
+
+    def release(self, sequence: Sequence, builder: PlanBuilder | None = None) -> None:
+        """Take row and blocks from a running sequence; blocks of a step in flight wait for its end."""
+        group = sequence.group
+        fence = self.newest_flight() if sequence.flights else None
+        table = sequence.table
+        if builder is not None and fence is None and not builder.copy_sources.isdisjoint(table):
+            fence = builder.step
+        self.cache.release(table, fence)
+        if not sequence.fresh:
+            self.dropped_rows.append(sequence.row)
+        if group.beam is not None:
+            group.spare_rows.append(sequence.row)
+        else:
+            self.free_rows.append(sequence.row)
+        sequence.row = NO_ROW
+        sequence.table = []
+        sequence.published = sequence.shared = 0
+        sequence.chosen = None
+        del self.running[sequence]
+        group.running.remove(sequence)
+        if not group.running:
+            self.free_rows += group.spare_rows
+            group.spare_rows.clear()
+            group.account.num_running -= 1
+            self.tenant_running[group.request.tenant] -= 1
+
+    def forget(self, group: Group, finish: FinishReason) -> None:
+        """Drop all that is left of a request: running, waiting, swapped and unborn sequences."""
+        for sequence in [*group.running, *group.waiting]:
+            sequence.finish = finish
+        for sequence in list(group.running):
+            self.release(sequence)
+        group.waiting.clear()
+        group.unborn.clear()
+        self.drop_host(group)
+        self.queue.remove(group)
+        del self.groups[group.request.request_id]
+
+    def drop_host(self, group: Group) -> None:
+        """Give a swapped request's host blocks back."""
+        self.host.release(group.host_blocks, self.newest_flight())
+        group.host_blocks = []
+        group.swapped = False
+
+    def newest_flight(self) -> int | None:
+        """The last planned step that has not been read back."""
+        return max(self.flights, default=None)
+
+    def make_sample(self, group: Group) -> Sequence:
+        """Bring the next sample of a request to life; it starts from the prompt."""
+        sequence = Sequence(group, group.unborn.pop(0), array("I", group.request.prompt))
+        group.waiting.append(sequence)
+        return sequence
+
+    def fork(self, parent: Sequence) -> Sequence:
+        """Copy a running beam: the child shares all blocks; who writes the last one first copies it."""
+        group = parent.group
+        child = Sequence(group, parent.index, array("I", parent.tokens))
+        child.row = group.spare_rows.pop()
+        child.table = list(parent.table)
+        self.cache.retain(child.table)
+        child.computed, child.published = parent.computed, parent.published
+        child.shared = len(child.table)
+        child.stale, child.ready_step = parent.stale, parent.ready_step
+        group.running.append(child)
+        self.running[child] = None
+        return child
+
+    def take_output(self) -> StepOutput:
+        """Hand out the news."""
+        news, self.news = self.news, News([], [], [], [], [])
+        return StepOutput(
+            sequences=tuple(news.sequences),
+            prompts=tuple(news.prompts),
+            finished_requests=tuple(news.finished),
+            refusals=tuple(news.refusals),
+            cache_events=self.cache.take_events(),
+            preemptions=tuple(news.preemptions),
+        )
+
+    def _get_account(self, class_name: str, tenant: str) -> Account:
+        account = self.accounts.get((class_name, tenant))
+        if account is None:
+            account = Account(class_name, tenant, self.get_tenant(tenant).weight)
+            self.accounts[class_name, tenant] = account
+        if not account.num_running and account not in self.queue.buckets:
+            active = [
+                other for other in self.accounts.values() if other.num_running or other in self.queue.buckets
+            ]
+            wake_account(account, active)
+        return account
