@@ -1,0 +1,238 @@
+"""A thin asynchronous client of the Kubernetes API: plain objects in, plain objects out, typed errors.
+
+It never retries: the task that asked knows whether the wish still stands, so it decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+import httpx2
+import msgspec
+from lightkube.config.client_adapter import AsyncClient, ConnectionParams
+from lightkube.config.kubeconfig import SingleConfig
+
+from millpond_operator.desired.kinds import POD, Kind
+from millpond_operator.errors import (
+    ConflictError,
+    ForbiddenError,
+    InvalidObjectError,
+    KubeError,
+    NotFoundError,
+    ThrottledError,
+    UnreachableError,
+)
+
+TYPE_JSON = "application/json"
+TYPE_APPLY = "application/apply-patch+yaml"
+TYPE_MERGE = "application/merge-patch+json"
+TYPE_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+
+MAX_LOG_BYTES = 16_384
+PAGE_SIZE = 500
+
+Obj = dict[str, Any]
+CallObserver = Callable[[str, str, int, float], None]
+"""Told after every call: verb, kind, HTTP status (0: no answer), seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectList:
+    """Objects of one kind at one resource version."""
+
+    items: tuple[Obj, ...]
+    resource_version: int
+
+
+class KubeClient:
+    """Verbs of the API server on plain objects. Every method raises a KubeError subclass when refused."""
+
+    def __init__(
+        self, connection: SingleConfig, *, timeout_seconds: float = 15.0, observer: CallObserver | None = None
+    ) -> None:
+        limits = ConnectionParams(timeout=httpx2.Timeout(timeout_seconds), trust_env=False)
+        self._http = AsyncClient(connection, limits)
+        self._http.headers["user-agent"] = "millpond-operator"
+        self._observer = observer
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.aclose()
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Obj:
+        """Fetch one object."""
+        return await self._call("get", kind, kind.make_path(namespace, name))
+
+    async def get_metadata(self, kind: Kind, namespace: str | None, name: str) -> Obj:
+        """Fetch only the metadata of one object: all that is ever read of a Secret."""
+        path = kind.make_path(namespace, name)
+        return await self._call("get", kind, path, accept=f"{TYPE_METADATA},{TYPE_JSON}")
+
+    async def list(
+        self, kind: Kind, namespace: str | None, *, labels: str | None = None, fields: str | None = None
+    ) -> ObjectList:
+        """Fetch all objects of a kind, page by page, in one namespace or in all."""
+        params = {"limit": str(PAGE_SIZE)}
+        params |= {"labelSelector": labels} if labels else {}
+        params |= {"fieldSelector": fields} if fields else {}
+        items: list[Obj] = []
+        while True:
+            page = await self._call("list", kind, kind.make_path(namespace), params=params)
+            items += page.get("items") or []
+            metadata = page.get("metadata") or {}
+            if not metadata.get("continue"):
+                return ObjectList(tuple(items), int(metadata.get("resourceVersion") or 0))
+            params["continue"] = metadata["continue"]
+
+    async def create(
+        self, kind: Kind, namespace: str | None, body: Mapping[str, Any], *, manager: str
+    ) -> Obj:
+        """Create an object; ConflictError when the name is taken."""
+        params = {"fieldManager": manager}
+        return await self._call("create", kind, kind.make_path(namespace), params=params, body=body)
+
+    async def apply(
+        self,
+        kind: Kind,
+        namespace: str | None,
+        name: str,
+        body: Mapping[str, Any],
+        *,
+        manager: str,
+        force: bool,
+        subresource: str | None = None,
+    ) -> Obj:
+        """Server-side apply: the body holds exactly the fields this manager owns."""
+        params = {"fieldManager": manager, "force": "true" if force else "false"}
+        path = kind.make_path(namespace, name, subresource)
+        return await self._call("apply", kind, path, params=params, body=body, content_type=TYPE_APPLY)
+
+    async def merge(
+        self, kind: Kind, namespace: str | None, name: str, body: Mapping[str, Any], *, manager: str
+    ) -> Obj:
+        """Merge-patch a few fields of an object that is not ours to apply (labels of a pod, a finalizer)."""
+        path = kind.make_path(namespace, name)
+        return await self._call(
+            "patch", kind, path, params={"fieldManager": manager}, body=body, content_type=TYPE_MERGE
+        )
+
+    async def replace(self, kind: Kind, namespace: str | None, name: str, body: Mapping[str, Any]) -> Obj:
+        """Replace an object; the resource version in the body makes it a compare-and-swap."""
+        return await self._call("update", kind, kind.make_path(namespace, name), body=body)
+
+    async def delete(self, kind: Kind, namespace: str | None, name: str, *, uid: str | None = None) -> None:
+        """Delete in the background, only the object with this uid; not found is success."""
+        body: Obj = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        if uid is not None:
+            body["preconditions"] = {"uid": uid}
+        try:
+            await self._call("delete", kind, kind.make_path(namespace, name), body=body)
+        except NotFoundError:
+            return
+
+    async def fetch_log(self, namespace: str, pod: str, container: str, *, tail_lines: int = 20) -> str:
+        """Last lines of a container; while it waits to be started again, of the instance before."""
+        path = POD.make_path(namespace, pod, "log")
+        params = {"container": container, "tailLines": str(tail_lines), "limitBytes": str(MAX_LOG_BYTES)}
+        response = await self._send("log", POD, "GET", path, params=params, headers={})
+        return response.text
+
+    async def has_api(self, kind: Kind) -> bool:
+        """Whether the API server serves the kind's group and version with this plural."""
+        try:
+            found = await self._call("discover", kind, f"/apis/{kind.group}/{kind.version}")
+        except NotFoundError:
+            return False
+        return any(resource.get("name") == kind.plural for resource in found.get("resources") or [])
+
+    async def _call(
+        self,
+        verb: str,
+        kind: Kind,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = TYPE_JSON,
+        accept: str = TYPE_JSON,
+    ) -> Obj:
+        headers = {"accept": accept} | ({"content-type": content_type} if body is not None else {})
+        content = None if body is None else msgspec.json.encode(body)
+        method = _METHODS[verb]
+        response = await self._send(verb, kind, method, path, params=params, headers=headers, content=content)
+        decoded = msgspec.json.decode(response.content)
+        assert isinstance(decoded, dict), "the API server answers objects"
+        return decoded
+
+    async def _send(
+        self,
+        verb: str,
+        kind: Kind,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None,
+        headers: Mapping[str, str],
+        content: bytes | None = None,
+    ) -> httpx2.Response:
+        started = monotonic()
+        status = 0
+        try:
+            response = await self._http.request(
+                method, path, params=dict(params or {}), content=content, headers=dict(headers)
+            )
+            status = response.status_code
+        except httpx2.HTTPError as error:
+            message = f"no answer from the API server to {verb} {path}: {type(error).__name__}: {error}"
+            raise UnreachableError(message) from error
+        finally:
+            if self._observer is not None:
+                self._observer(verb, kind.name, status, monotonic() - started)
+        if status >= 400:
+            raise make_error(f"{verb} {path}", response)
+        return response
+
+
+_METHODS = {
+    "get": "GET",
+    "list": "GET",
+    "discover": "GET",
+    "create": "POST",
+    "apply": "PATCH",
+    "patch": "PATCH",
+    "update": "PUT",
+    "delete": "DELETE",
+}
+
+
+def make_error(what: str, response: httpx2.Response) -> KubeError:
+    """Turn a refusal into its typed error, with the server's own words."""
+    try:
+        status = msgspec.json.decode(response.content)
+    except msgspec.DecodeError:
+        status = {}
+    status = status if isinstance(status, dict) else {}
+    code, reason = response.status_code, str(status.get("reason") or "")
+    message = f"{what}: HTTP {code}: {status.get('message') or response.text[:300]}"
+    if code == 429:
+        return ThrottledError(
+            message, retry_after_seconds=_parse_seconds(response.headers.get("retry-after"))
+        )
+    kinds: dict[int, type[KubeError]] = {
+        400: InvalidObjectError,
+        401: ForbiddenError,
+        403: ForbiddenError,
+        404: NotFoundError,
+        409: ConflictError,
+        422: InvalidObjectError,
+    }
+    return kinds.get(code, UnreachableError if code >= 500 else KubeError)(
+        message, status=code, reason=reason
+    )
+
+
+def _parse_seconds(value: str | None) -> float:
+    return float(value) if value and value.isdigit() else 1.0

@@ -1,0 +1,125 @@
+"""Carries a plan out: in stages, each write fenced by the Lease, each answer remembered at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+from millpond_common.contract.labels import FINALIZER, MANAGER
+from millpond_operator.api.pool import PoolMetadata
+from millpond_operator.clients.kube import KubeClient
+from millpond_operator.desired.kinds import POD, POOL, Kind
+from millpond_operator.errors import NotFoundError
+from millpond_operator.plan.actions import Action, Apply, Delete, MarkPod, SetFinalizer
+
+Fence = Callable[[], None]
+"""Raises NotLeaderError unless this instance may write."""
+Remember = Callable[[Kind, Mapping[str, Any]], object]
+"""Takes an object as the API server answered it, so that the next decision sees the write."""
+
+
+class Executor:
+    """Writes on behalf of one operator instance."""
+
+    def __init__(self, kube: KubeClient, *, fence: Fence, remember: Remember) -> None:
+        self._kube = kube
+        self._fence = fence
+        self._remember = remember
+
+    async def run(self, pool: PoolMetadata, actions: Iterable[Action]) -> bool:
+        """Do all actions; True when an object of somebody else was found, so that the pool should be planned anew.
+
+        Raises:
+            KubeError: a write was refused; those before it stand.
+            NotLeaderError: another instance leads by now.
+        """
+        actions = tuple(actions)
+        finalizers = [action for action in actions if isinstance(action, SetFinalizer)]
+        for finalizer in (f for f in finalizers if f.present):
+            await self._set_finalizer(pool, present=finalizer.present)
+        found = False
+        await self._all(self._mark(pool, action) for action in actions if isinstance(action, MarkPod))
+        applies = [action for action in actions if isinstance(action, Apply)]
+        for stage in sorted({apply.stage for apply in applies}):
+            answers = await self._all(self._apply(pool, apply) for apply in applies if apply.stage == stage)
+            found = found or any(answers)
+        await self._all(self._delete(pool, action) for action in actions if isinstance(action, Delete))
+        for finalizer in (f for f in finalizers if not f.present):
+            await self._set_finalizer(pool, present=finalizer.present)
+        return found
+
+    async def _all(self, writes: Iterable[Awaitable[bool]]) -> list[bool]:
+        """Do independent writes together; every one ends before the first failure is raised."""
+        answers = await asyncio.gather(*writes, return_exceptions=True)
+        failures = [answer for answer in answers if isinstance(answer, BaseException)]
+        if failures:
+            raise failures[0]
+        return [answer for answer in answers if isinstance(answer, bool)]
+
+    async def _apply(self, pool: PoolMetadata, apply: Apply) -> bool:
+        manifest = apply.manifest
+        if apply.uid is None and await self._find_stranger(pool, apply):
+            return True
+        body = dict(manifest.body)
+        if apply.uid is not None:
+            body["metadata"] = {**body["metadata"], "uid": apply.uid}
+        self._fence()
+        answer = await self._kube.apply(
+            manifest.kind,
+            manifest.namespace,
+            manifest.name,
+            body,
+            manager=MANAGER,
+            force=apply.uid is not None,
+        )
+        self._remember(manifest.kind, answer)
+        return False
+
+    async def _find_stranger(self, pool: PoolMetadata, apply: Apply) -> bool:
+        """Whether the name is taken by an object that this pool (or a gateway's pools) did not make."""
+        manifest = apply.manifest
+        try:
+            existing = await self._kube.get(manifest.kind, manifest.namespace, manifest.name)
+        except NotFoundError:
+            return False
+        owners = {owner["uid"] for owner in existing["metadata"].get("ownerReferences") or ()}
+        wanted = {owner["uid"] for owner in manifest.body["metadata"]["ownerReferences"]}
+        if owners & wanted:
+            return False
+        self._remember(manifest.kind, existing)
+        return True
+
+    async def _mark(self, pool: PoolMetadata, mark: MarkPod) -> bool:
+        metadata = {"uid": mark.uid, "labels": dict(mark.labels), "annotations": dict(mark.annotations)}
+        self._fence()
+        try:
+            answer = await self._kube.merge(
+                POD, pool.namespace, mark.name, {"metadata": metadata}, manager=MANAGER
+            )
+        except NotFoundError:
+            return False  # it left by itself
+        self._remember(POD, answer)
+        return False
+
+    async def _delete(self, pool: PoolMetadata, action: Delete) -> bool:
+        self._fence()
+        await self._kube.delete(action.kind, pool.namespace, action.name, uid=action.uid)
+        return False
+
+    async def _set_finalizer(self, pool: PoolMetadata, *, present: bool) -> None:
+        body = {
+            "apiVersion": POOL.api_version,
+            "kind": POOL.name,
+            # The uid keeps the apply from making a new pool where this one is gone.
+            "metadata": {"name": pool.name, "uid": pool.uid}
+            | ({"finalizers": [FINALIZER]} if present else {}),
+        }
+        self._fence()
+        try:
+            answer = await self._kube.apply(
+                POOL, pool.namespace, pool.name, body, manager=MANAGER, force=True
+            )
+        except NotFoundError:
+            return
+        self._remember(POOL, answer)

@@ -1,0 +1,146 @@
+"""One task per pool, woken by marks and timers; errors back off with jitter, pools never wait for one another."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable
+from time import monotonic
+
+import structlog
+
+from millpond_operator.errors import KubeError, NotLeaderError, ThrottledError
+from millpond_operator.loop.metrics import Metrics
+
+LOG = structlog.get_logger(__name__)
+Key = tuple[str, str]
+FIRST_BACKOFF_SECONDS = 0.5
+MAX_BACKOFF_SECONDS = 60.0
+MAX_IMMEDIATE_ROUNDS = 3
+"""Rounds that follow at once on a round with writes; more in a row are slowed down like errors."""
+
+
+class PoolTask:
+    """The loop of one pool."""
+
+    def __init__(self, key: Key, manager: Manager) -> None:
+        self.key = key
+        self._manager = manager
+        self._dirty = asyncio.Event()
+        self._dirty.set()
+        self._failures = 0
+        self._busy_rounds = 0
+        self.task = asyncio.create_task(self._run(), name=f"pool {key[0]}/{key[1]}")
+
+    def mark(self) -> None:
+        """Something about the pool changed."""
+        self._dirty.set()
+
+    async def _run(self) -> None:
+        delay: float | None = 0.0
+        while delay is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._dirty.wait(), timeout=delay)
+            await self._manager.wait_until_allowed()
+            self._dirty.clear()
+            delay = await self._round()
+        self._manager.drop(self)
+
+    async def _round(self) -> float | None:
+        metrics = self._manager.metrics
+        async with self._manager.slots:
+            started = monotonic()
+            try:
+                delay = await self._manager.reconcile(*self.key)
+                metrics.reconciles.labels("Done").inc()
+            except NotLeaderError:
+                metrics.reconciles.labels("NotLeader").inc()
+                self._dirty.set()
+                return 0.0
+            except KubeError as error:
+                metrics.reconciles.labels("Error").inc()
+                return self._back_off(error)
+            except Exception:
+                # One pool's bug must not end the others: it is logged whole and retried slowly.
+                metrics.reconciles.labels("Error").inc()
+                LOG.exception("reconcile failed", namespace=self.key[0], pool=self.key[1])
+                self._failures = max(self._failures, 6)
+                return self._compute_backoff()
+            finally:
+                metrics.reconcile_seconds.observe(monotonic() - started)
+        self._failures = 0
+        return self._pace(delay)
+
+    def _back_off(self, error: KubeError) -> float:
+        delay = self._compute_backoff()
+        if isinstance(error, ThrottledError):
+            delay = max(delay, error.retry_after_seconds)
+        level = LOG.debug if self._failures <= 1 else LOG.warning
+        level("retrying", namespace=self.key[0], pool=self.key[1], seconds=round(delay, 2), error=str(error))
+        return delay
+
+    def _compute_backoff(self) -> float:
+        limit = min(MAX_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2**self._failures)
+        self._failures = min(self._failures + 1, 16)
+        return random.uniform(limit / 2, limit)  # noqa: S311 - jitter, not a secret
+
+    def _pace(self, delay: float | None) -> float | None:
+        if delay is None or delay > 0:
+            self._busy_rounds = 0
+            return delay
+        self._busy_rounds += 1
+        excess = self._busy_rounds - MAX_IMMEDIATE_ROUNDS
+        return 0.0 if excess <= 0 else min(MAX_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2.0**excess)
+
+
+class Manager:
+    """All pools' tasks."""
+
+    def __init__(
+        self,
+        reconcile: Callable[[str, str], Awaitable[float | None]],
+        *,
+        metrics: Metrics,
+        may_write: asyncio.Event,
+        is_synced: asyncio.Event,
+        max_parallel: int = 16,
+    ) -> None:
+        self.reconcile = reconcile
+        self.metrics = metrics
+        self.slots = asyncio.Semaphore(max_parallel)
+        self._may_write = may_write
+        self._is_synced = is_synced
+        self._tasks: dict[Key, PoolTask] = {}
+        self._closed = False
+
+    def mark(self, namespace: str, name: str) -> None:
+        """Have the pool looked at soon."""
+        if self._closed:
+            return
+        task = self._tasks.get((namespace, name))
+        if task is None:
+            self._tasks[(namespace, name)] = PoolTask((namespace, name), self)
+            self.metrics.pools.set(len(self._tasks))
+        else:
+            task.mark()
+
+    def drop(self, task: PoolTask) -> None:
+        """Forget the task of a pool that is gone."""
+        if self._tasks.get(task.key) is task:
+            del self._tasks[task.key]
+            self.metrics.pools.set(len(self._tasks))
+
+    async def wait_until_allowed(self) -> None:
+        """Wait for the first full lists and for the Lease."""
+        await self._is_synced.wait()
+        await self._may_write.wait()
+
+    async def close(self) -> None:
+        """Let reconciles under way end, then stop all tasks."""
+        self._closed = True
+        tasks = [task.task for task in self._tasks.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._tasks.clear()

@@ -1,0 +1,211 @@
+"""Builds the snapshot of one pool from the store and, where it matters, from a few calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from millpond_common.contract import labels
+from millpond_common.contract.reasons import ConditionType
+from millpond_operator.api.pool import InferencePool, list_roles, parse_pool
+from millpond_operator.api.status import get_condition
+from millpond_operator.desired import names
+from millpond_operator.desired.children import list_claims, list_secrets
+from millpond_operator.desired.kinds import CHILDREN, CLAIM, DEPLOYMENT, POD, POOL, SECRET
+from millpond_operator.desired.revision import compute_revision
+from millpond_operator.observe.nodes import NodeWatcher
+from millpond_operator.observe.parse import parse_child, parse_pod, parse_workload
+from millpond_operator.observe.probes import Prober, ProbeTarget
+from millpond_operator.observe.references import ReferenceChecker
+from millpond_operator.observe.reports import ReportCache
+from millpond_operator.observe.store import GATEWAY_OWNER, Store
+from millpond_operator.plan.capacity import compute_capacity
+from millpond_operator.plan.snapshot import (
+    MAX_GATEWAY_OWNERS,
+    Capacity,
+    Child,
+    GatewayView,
+    Pod,
+    PoolSnapshot,
+    SiblingPool,
+    Workload,
+)
+
+SETTLED_REPORT_SECONDS = 30.0
+MOVING_REPORT_SECONDS = 1.0
+
+
+class Observer:
+    """Reads; it never writes to the cluster."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        reports: ReportCache,
+        prober: Prober,
+        references: ReferenceChecker,
+        nodes: NodeWatcher,
+    ) -> None:
+        self._store = store
+        self._reports = reports
+        self._prober = prober
+        self._references = references
+        self._nodes = nodes
+
+    def get_raw(self, namespace: str, name: str) -> Mapping[str, Any] | None:
+        """The pool as the API server holds it; None when it is gone."""
+        stored = self._store.get(POOL, namespace, name)
+        return stored.body if stored is not None else None
+
+    async def observe(self, namespace: str, name: str, now: float) -> PoolSnapshot | None:
+        """Everything about one pool now; None when it is gone.
+
+        Raises:
+            SpecError: the pool cannot be read.
+            KubeError: a call failed that a decision needs.
+        """
+        raw = self.get_raw(namespace, name)
+        if raw is None:
+            return None
+        pool = parse_pool(raw)
+        pods = self._list_pods(namespace, name)
+        workloads = self._list_workloads(namespace, name)
+        settled = is_settled(pool)
+        gateway = await self._view_gateway(pool, settled=settled)
+        self._ask(pool, pods, gateway)
+        answers = {pod.uid: answer for pod in pods if (answer := self._prober.get_answer(pod)) is not None}
+        missing_secrets, missing_claims = await self._find_missing(pool, settled=settled)
+        return PoolSnapshot(
+            pool=pool,
+            observed_at=now,
+            workloads=workloads,
+            pods=pods,
+            children=self._list_children(pool, workloads),
+            gateway=gateway,
+            gateway_pools=self._list_gateway_pools(namespace),
+            probes=answers,
+            missing_secrets=missing_secrets,
+            missing_claims=missing_claims,
+            capacity=await self._find_capacity(pool, pods, workloads),
+        )
+
+    def _list_pods(self, namespace: str, pool: str) -> tuple[Pod, ...]:
+        return tuple(
+            pod
+            for stored in self._store.list_of_pool(POD, namespace, pool)
+            if (pod := parse_pod(stored.body)).phase != "Succeeded"
+        )
+
+    def _list_workloads(self, namespace: str, pool: str) -> tuple[Workload, ...]:
+        found = self._store.list_of_pool(DEPLOYMENT, namespace, pool)
+        return tuple(parse_workload(stored.body, stored.replicas_manager) for stored in found)
+
+    def _list_children(self, pool: InferencePool, workloads: tuple[Workload, ...]) -> tuple[Child, ...]:
+        """Objects with our labels, and objects of others under names the pool needs."""
+        namespace, name = pool.key
+        wanted = {names.make_account_name(name), names.make_service_name(name), names.make_claim_name(name)}
+        wanted |= {labels.GATEWAY_NAME} | {workload.name for workload in workloads}
+        wanted |= {
+            names.make_workload_name(name, r.role.lower(), compute_revision(pool, r))
+            for r in list_roles(pool)
+        }
+        children: dict[tuple[str, str], Child] = {}
+        for kind in CHILDREN:
+            own = self._store.list_of_pool(kind, namespace, name)
+            own += self._store.list_of_pool(kind, namespace, GATEWAY_OWNER)
+            own += [
+                found
+                for item in sorted(wanted)
+                if (found := self._store.get(kind, namespace, item)) is not None
+            ]
+            children |= {(kind.plural, c.name): c for c in (parse_child(kind, stored.body) for stored in own)}
+        return tuple(children.values())
+
+    def _list_gateway_pools(self, namespace: str) -> tuple[SiblingPool, ...]:
+        bodies = [stored.body for stored in self._store.list_in_namespace(POOL, namespace)]
+        wanting = [b for b in bodies if ((b.get("spec") or {}).get("gateway") or {}).get("enabled", True)]
+        wanting.sort(key=lambda body: _rank_owner(body["metadata"]))
+        pools = [SiblingPool(body["metadata"]["name"], body["metadata"]["uid"]) for body in wanting]
+        return tuple(pools[:MAX_GATEWAY_OWNERS])
+
+    async def _view_gateway(self, pool: InferencePool, *, settled: bool) -> GatewayView | None:
+        if not pool.spec.gateway.enabled:
+            return None
+        namespace, name = pool.key
+        pods = [parse_pod(stored.body) for stored in self._store.list_of_pool(POD, namespace, GATEWAY_OWNER)]
+        max_age = SETTLED_REPORT_SECONDS if settled else MOVING_REPORT_SECONDS
+        return await self._reports.fetch_view(namespace, name, pods, max_age=max_age)
+
+    def _ask(self, pool: InferencePool, pods: tuple[Pod, ...], gateway: GatewayView | None) -> None:
+        """Have a real request sent to every replica that is routed and has not answered yet."""
+        if gateway is None or gateway.num_reporting == 0:
+            return
+        stored = self._store.list_of_pool(POD, pool.metadata.namespace, GATEWAY_OWNER)
+        addresses = [
+            p.address for s in stored if (p := parse_pod(s.body)).ready and not p.deleting and p.address
+        ]
+        for pod in pods:
+            if pod.serving and addresses and gateway.is_routed(pod.uid):
+                self._prober.ask(ProbeTarget(pool.key, pod, addresses[0]))
+
+    async def _find_missing(
+        self, pool: InferencePool, *, settled: bool
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        if settled or pool.is_deleting:
+            return (), ()
+        namespace = pool.metadata.namespace
+        secrets = await self._references.list_missing(SECRET, namespace, list_secrets(pool))
+        claims = await self._references.list_missing(CLAIM, namespace, list_claims(pool))
+        return secrets, claims
+
+    async def _find_capacity(
+        self, pool: InferencePool, pods: tuple[Pod, ...], workloads: tuple[Workload, ...]
+    ) -> Capacity | None:
+        roles = [(role.role.lower(), role, compute_revision(pool, role)) for role in list_roles(pool)]
+        current = {revision for _, _, revision in roles}
+        rolling = any(workload.revision not in current for workload in workloads)
+        stuck = any(pod.unschedulable_message for pod in pods)
+        if pool.is_deleting or not (rolling or stuck):
+            return None
+        rooms = await self._nodes.fetch_rooms()
+        if rooms is None:
+            return None
+        specs = [
+            (label, role, _find_pod_spec(self._store, pool, label, revision))
+            for label, role, revision in roles
+        ]
+        return compute_capacity(rooms, [(label, role, spec) for label, role, spec in specs])
+
+
+def _find_pod_spec(store: Store, pool: InferencePool, role: str, revision: str) -> Mapping[str, Any]:
+    """The pod spec of the current revision where its Deployment exists, else the resources alone."""
+    namespace, name = pool.key
+    stored = store.get(DEPLOYMENT, namespace, names.make_workload_name(name, role, revision))
+    if stored is not None:
+        spec: Mapping[str, Any] = stored.body["spec"]["template"]["spec"]
+        return spec
+    view = next(r for r in list_roles(pool) if r.role.lower() == role)
+    template = view.templates[-1]
+    resources = {"limits": view.resources.limits, "requests": view.resources.requests}
+    return {
+        "containers": [{"resources": resources}],
+        "nodeSelector": template.node_selector,
+        "tolerations": list(template.tolerations),
+    }
+
+
+def _rank_owner(metadata: Mapping[str, Any]) -> tuple[bool, str, str]:
+    return (
+        bool(metadata.get("deletionTimestamp")),
+        str(metadata.get("creationTimestamp") or ""),
+        metadata["name"],
+    )
+
+
+def is_settled(pool: InferencePool) -> bool:
+    """Whether the status says Ready for this very generation."""
+    ready = get_condition(pool.status, ConditionType.READY)
+    return (
+        ready is not None and ready.status == "True" and ready.observed_generation == pool.metadata.generation
+    )

@@ -1,0 +1,62 @@
+"""Reports of the namespaces' gateways, fetched once for all pools of a namespace and kept for as long as each may be old."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from millpond_common.contract.gateway_report import GatewayReport
+from millpond_operator.clients.gateway import GatewayCaller
+from millpond_operator.errors import GatewayCallError
+from millpond_operator.plan.snapshot import GatewayView, Pod
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    report: GatewayReport | None
+    error: str
+    at: float
+
+
+class ReportCache:
+    """The latest report of each gateway pod."""
+
+    def __init__(self, caller: GatewayCaller, clock: Clock) -> None:
+        self._caller = caller
+        self._clock = clock
+        self._kept: dict[str, _Kept] = {}
+        self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def fetch_view(
+        self, namespace: str, pool: str, pods: Iterable[Pod], *, max_age: float
+    ) -> GatewayView:
+        """What the ready gateway pods say about one pool, from reports at most `max_age` seconds old."""
+        ready = [pod for pod in pods if pod.ready and not pod.deleting and pod.address]
+        async with self._locks[namespace]:
+            old = self._clock() - max_age
+            due = [pod for pod in ready if (k := self._kept.get(pod.uid)) is None or k.at < old]
+            await asyncio.gather(*(self._fetch(pod) for pod in due))
+        kept = [self._kept[pod.uid] for pod in ready]
+        synced = [k.report for k in kept if k.report is not None and k.report.synced]
+        return GatewayView(
+            num_ready=len(ready),
+            num_reporting=len(synced),
+            reports=tuple(entry for report in synced for entry in report.pools if entry.pool == pool),
+            error=next((k.error for k in kept if k.error), ""),
+            observed_at=min((k.at for k in kept), default=0.0),
+        )
+
+    def forget_others(self, living: set[str]) -> None:
+        """Drop reports of pods that are gone."""
+        self._kept = {uid: kept for uid, kept in self._kept.items() if uid in living}
+
+    async def _fetch(self, pod: Pod) -> None:
+        at = self._clock()
+        try:
+            self._kept[pod.uid] = _Kept(await self._caller.fetch_report(pod.address), "", at)
+        except GatewayCallError as error:
+            self._kept[pod.uid] = _Kept(None, str(error), at)

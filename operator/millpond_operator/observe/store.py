@@ -1,0 +1,150 @@
+"""Latest known objects of every watched kind, fed by watches, corrected by full lists, and by our own writes.
+
+One store serves all pools, so an idle pool costs no call. Resource versions decide which of two copies is newer.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from millpond_common.contract import labels
+from millpond_operator.desired.kinds import DEPLOYMENT, Kind
+
+Obj = Mapping[str, Any]
+Key = tuple[str, str]
+"""Namespace and name."""
+
+GATEWAY_OWNER = ""
+"""Stands for a namespace's gateway where a pool's name is expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One object without its bulky bookkeeping."""
+
+    body: Obj
+    version: int
+    replicas_manager: str = ""
+    """Who set `spec.replicas` of a Deployment last."""
+
+
+class Store:
+    """Objects by kind, namespace and name, with an index by the pool they belong to."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, dict[Key, Stored]] = defaultdict(dict)
+        self._by_pool: dict[str, dict[Key, set[str]]] = defaultdict(lambda: defaultdict(set))
+        self._removed: dict[str, dict[Key, int]] = defaultdict(dict)
+        self._synced: set[str] = set()
+
+    def put(self, kind: Kind, obj: Obj) -> bool:
+        """Keep the object unless a newer copy is known; True when something changed."""
+        stored, key = _slim(kind, obj), _key(obj)
+        known = self._objects[kind.plural].get(key)
+        if known is not None and known.version >= stored.version:
+            return False
+        if stored.version <= self._removed[kind.plural].get(key, -1):
+            return False
+        self._removed[kind.plural].pop(key, None)
+        if known is not None:
+            self._unindex(kind, known.body)
+        self._objects[kind.plural][key] = stored
+        self._index(kind, obj)
+        return True
+
+    def remove(self, kind: Kind, obj: Obj) -> bool:
+        """Forget the object unless another one took its name meanwhile; True when something changed."""
+        key = _key(obj)
+        known = self._objects[kind.plural].get(key)
+        if known is None or known.body["metadata"].get("uid") != obj["metadata"].get("uid"):
+            return False
+        self._unindex(kind, known.body)
+        del self._objects[kind.plural][key]
+        self._removed[kind.plural][key] = max(known.version, _version(obj))
+        return True
+
+    def replace(self, kind: Kind, objects: Iterable[Obj], *, version: int) -> set[Key]:
+        """Take over a full list; objects seen after its resource version stay. Returns the keys that changed."""
+        listed = {_key(obj): obj for obj in objects}
+        changed = {key for key, obj in listed.items() if self.put(kind, obj)}
+        for key, known in list(self._objects[kind.plural].items()):
+            if key not in listed and known.version <= version:
+                self.remove(kind, known.body)
+                changed.add(key)
+        self._removed[kind.plural] = {k: v for k, v in self._removed[kind.plural].items() if v > version}
+        self._synced.add(kind.plural)
+        return changed
+
+    def is_synced(self, kinds: Iterable[Kind]) -> bool:
+        """Whether a full list of every kind has been taken over since the start."""
+        return all(kind.plural in self._synced for kind in kinds)
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Stored | None:
+        """One object."""
+        return self._objects[kind.plural].get((namespace, name))
+
+    def list_of_pool(self, kind: Kind, namespace: str, pool: str) -> list[Stored]:
+        """Objects that carry the pool's label, by name; GATEWAY_OWNER means the gateway's."""
+        names = self._by_pool[kind.plural].get((namespace, pool), set())
+        return [self._objects[kind.plural][(namespace, name)] for name in sorted(names)]
+
+    def list_in_namespace(self, kind: Kind, namespace: str) -> list[Stored]:
+        """All objects of a namespace, by name."""
+        found = [stored for key, stored in self._objects[kind.plural].items() if key[0] == namespace]
+        return sorted(found, key=lambda stored: str(stored.body["metadata"]["name"]))
+
+    def keys(self, kind: Kind) -> list[Key]:
+        """Namespaces and names of all objects of a kind."""
+        return list(self._objects[kind.plural])
+
+    def _index(self, kind: Kind, obj: Obj) -> None:
+        pool = find_owner_pool(obj)
+        if pool is not None:
+            namespace, name = _key(obj)
+            self._by_pool[kind.plural][(namespace, pool)].add(name)
+
+    def _unindex(self, kind: Kind, obj: Obj) -> None:
+        pool = find_owner_pool(obj)
+        if pool is None:
+            return
+        namespace, name = _key(obj)
+        names = self._by_pool[kind.plural][(namespace, pool)]
+        names.discard(name)
+        if not names:
+            del self._by_pool[kind.plural][(namespace, pool)]
+
+
+def find_owner_pool(obj: Obj) -> str | None:
+    """Name of the pool an object belongs to, GATEWAY_OWNER for the gateway's, None for others."""
+    own = obj["metadata"].get("labels") or {}
+    if labels.POOL in own:
+        return str(own[labels.POOL])
+    if own.get(labels.COMPONENT) == labels.GATEWAY_COMPONENT and own.get(labels.PART_OF) == "millpond":
+        return GATEWAY_OWNER
+    return None
+
+
+def find_replicas_manager(obj: Obj) -> str:
+    """Field manager that owns `spec.replicas` and wrote last; empty when none does."""
+    entries = obj["metadata"].get("managedFields") or ()
+    owners = [e for e in entries if "f:replicas" in ((e.get("fieldsV1") or {}).get("f:spec") or {})]
+    owners.sort(key=lambda entry: str(entry.get("time") or ""))
+    return str(owners[-1].get("manager") or "") if owners else ""
+
+
+def _slim(kind: Kind, obj: Obj) -> Stored:
+    metadata = {name: value for name, value in obj["metadata"].items() if name != "managedFields"}
+    manager = find_replicas_manager(obj) if kind == DEPLOYMENT else ""
+    return Stored({**obj, "metadata": metadata}, _version(obj), manager)
+
+
+def _key(obj: Obj) -> Key:
+    metadata = obj["metadata"]
+    return str(metadata.get("namespace") or ""), str(metadata["name"])
+
+
+def _version(obj: Obj) -> int:
+    return int(obj["metadata"].get("resourceVersion") or 0)

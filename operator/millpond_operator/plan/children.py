@@ -1,0 +1,125 @@
+"""Writes to the children: what is missing, what drifted, what has to go, and what belongs to somebody else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from millpond_common.contract import labels
+from millpond_operator.desired.children import make_children, make_owner
+from millpond_operator.desired.gateway import GATEWAY_KINDS, make_gateway
+from millpond_operator.desired.kinds import BUDGET, CLAIM, CONFIG_MAP, NETWORK_POLICY
+from millpond_operator.desired.manifest import Manifest, Owner
+from millpond_operator.desired.workload import RevisionRecord
+from millpond_operator.plan.actions import Apply, Delete
+from millpond_operator.plan.drift import has_drifted
+from millpond_operator.plan.settings import PlanSettings
+from millpond_operator.plan.snapshot import Child, PoolSnapshot
+
+STAGE_FIRST, STAGE_WORKLOADS, STAGE_REST = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class ChildrenPlan:
+    """Writes, and names that are taken by objects of others."""
+
+    applies: tuple[Apply, ...]
+    deletes: tuple[Delete, ...]
+    foreign: tuple[str, ...]
+    """As "Deployment smollm2-…, controlled by …"."""
+
+
+def plan_children(snapshot: PoolSnapshot, settings: PlanSettings) -> ChildrenPlan:
+    """Writes to the children a pool has once, and to the namespace's gateway."""
+    wanted = [(manifest, STAGE_REST) for manifest in make_children(snapshot.pool, settings.build)]
+    wanted = [
+        (m, STAGE_FIRST if m.kind.name in ("ServiceAccount", "PersistentVolumeClaim") else s)
+        for m, s in wanted
+    ]
+    gateway = _make_gateway(snapshot, settings)
+    applies, foreign = [], []
+    for manifest, stage in [*wanted, *((m, STAGE_REST) for m in gateway)]:
+        live = snapshot.find_child(manifest.kind, manifest.name)
+        if live is not None and not is_ours(live, snapshot):
+            foreign.append(describe_foreign(live))
+        elif live is None or (has_drifted(manifest, live) and not _is_immutable(live)):
+            applies.append(Apply(manifest, stage, uid=live.uid if live is not None else None))
+    deletes = [*_drop_unwanted(snapshot, [m for m, _ in wanted]), *_drop_gateway(snapshot)]
+    return ChildrenPlan(tuple(applies), tuple(deletes), tuple(foreign))
+
+
+def is_ours(live: Child, snapshot: PoolSnapshot) -> bool:
+    """Whether the operator may write the object: controlled by this pool, or a gateway object of the operator's."""
+    if live.controller_uid is not None:
+        return live.controller_uid == snapshot.pool.metadata.uid
+    is_gateway = live.name == labels.GATEWAY_NAME and live.labels.get(labels.MANAGED_BY) == labels.MANAGER
+    return is_gateway and bool(live.digest)
+
+
+def describe_foreign(live: Child) -> str:
+    """Who holds a name the operator needs."""
+    holder = (
+        f"controlled by another owner ({live.controller_uid})"
+        if live.controller_uid
+        else "made by somebody else"
+    )
+    return f"{live.kind.name} {live.name}, {holder}"
+
+
+def _is_immutable(live: Child) -> bool:
+    """A claim's spec cannot change after it was made; its size is settled by the first apply."""
+    return live.kind == CLAIM
+
+
+def _make_gateway(snapshot: PoolSnapshot, settings: PlanSettings) -> list[Manifest]:
+    if not snapshot.pool.spec.gateway.enabled:
+        return []
+    namespace = snapshot.pool.metadata.namespace
+    owners = [Owner(namespace, pool.name, pool.uid) for pool in snapshot.gateway_pools]
+    return make_gateway(owners or [make_owner(snapshot.pool)], settings.build)
+
+
+def _drop_unwanted(snapshot: PoolSnapshot, wanted: Iterable[Manifest]) -> list[Delete]:
+    """Children this pool had once and no longer asks for (a claim after the cache type changed, a policy)."""
+    names = {(manifest.kind, manifest.name) for manifest in wanted}
+    droppable = (CLAIM, NETWORK_POLICY, BUDGET)
+    return [
+        Delete(child.kind, child.name, child.uid, "the pool no longer asks for it")
+        for child in snapshot.children
+        if child.kind in droppable
+        and child.controller_uid == snapshot.pool.metadata.uid
+        and (child.kind, child.name) not in names
+        and not child.deleting
+    ]
+
+
+def _drop_gateway(snapshot: PoolSnapshot) -> list[Delete]:
+    """The gateway's objects once no pool of the namespace wants it."""
+    if snapshot.gateway_pools:
+        return []
+    return [
+        Delete(child.kind, child.name, child.uid, "no pool of the namespace wants the gateway")
+        for child in snapshot.children
+        if child.name == labels.GATEWAY_NAME
+        and child.kind in GATEWAY_KINDS
+        and is_ours(child, snapshot)
+        and not child.deleting
+    ]
+
+
+def drop_old_records(
+    snapshot: PoolSnapshot, records: Iterable[RevisionRecord], *, in_use: set[str], history: int
+) -> list[Delete]:
+    """Records of revisions beyond the history; what has replicas or is current always keeps its own."""
+    keep = in_use | {record.name for record in records}
+    old = [
+        child
+        for child in snapshot.children
+        if child.kind == CONFIG_MAP
+        and child.controller_uid == snapshot.pool.metadata.uid
+        and labels.REVISION in child.labels
+        and child.name not in keep
+        and not child.deleting
+    ]
+    old.sort(key=lambda child: str(child.body["metadata"].get("creationTimestamp") or ""), reverse=True)
+    return [Delete(child.kind, child.name, child.uid, "beyond the kept history") for child in old[history:]]

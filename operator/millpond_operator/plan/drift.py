@@ -1,0 +1,76 @@
+"""Whether a live object still is what the operator applied.
+
+The live object has more fields than the manifest (defaults, other managers' fields), so the question is containment,
+not equality. Numbers written in two ways ("0.5" and "500m") are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from millpond_operator.api.errors import QuantityError
+from millpond_operator.api.quantity import parse_quantity
+from millpond_operator.desired.manifest import Manifest
+from millpond_operator.plan.snapshot import Child
+
+KEYS = ("name", "mountPath", "containerPort", "uid", "topologyKey", "key")
+"""What identifies an item of a list of maps, most specific first."""
+
+
+def has_drifted(manifest: Manifest, live: Child) -> bool:
+    """Whether the child must be applied again: the wish changed, or somebody changed the child."""
+    return live.digest != manifest.digest or find_difference(manifest.body, live.body) is not None
+
+
+def find_difference(wanted: Any, live: Any, path: str = "") -> str | None:
+    """Path of the first wanted value that the live object does not hold; None when it holds all."""
+    if isinstance(wanted, Mapping):
+        if not isinstance(live, Mapping):
+            return None if not wanted and live is None else path
+        differences = (
+            find_difference(value, live.get(key), f"{path}.{key}") for key, value in wanted.items()
+        )
+        return next((found for found in differences if found is not None), None)
+    if isinstance(wanted, list | tuple):
+        return _compare_lists(list(wanted), live, path)
+    return None if _is_equal(wanted, live) else path
+
+
+def _compare_lists(wanted: list[Any], live: Any, path: str) -> str | None:
+    if not wanted:
+        return None
+    if not isinstance(live, list | tuple):
+        return path
+    key = _find_key(wanted)
+    if key is None:
+        if len(wanted) != len(live):
+            return path
+        pairs = [(item, live[index]) for index, item in enumerate(wanted)]
+    else:
+        by_key = {item.get(key): item for item in live if isinstance(item, Mapping)}
+        pairs = [(item, by_key.get(item[key])) for item in wanted]
+    differences = (
+        find_difference(item, other, f"{path}[{index}]") for index, (item, other) in enumerate(pairs)
+    )
+    return next((found for found in differences if found is not None), None)
+
+
+def _find_key(items: list[Any]) -> str | None:
+    if not all(isinstance(item, Mapping) for item in items):
+        return None
+    return next((key for key in KEYS if all(key in item for item in items)), None)
+
+
+def _is_equal(wanted: Any, live: Any) -> bool:
+    if wanted == live:
+        return True
+    # The API server leaves out fields that hold their zero value.
+    if live is None:
+        return wanted in ("", 0, False)
+    if isinstance(wanted, bool) or isinstance(live, bool):
+        return False
+    try:
+        return parse_quantity(wanted) == parse_quantity(live)
+    except (QuantityError, TypeError):
+        return False

@@ -1,0 +1,113 @@
+"""The decision about one pool: what to write, what to report, what to tell, when to look again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from millpond_common.contract.labels import FINALIZER
+from millpond_common.contract.reasons import ConditionReason, ConditionType
+from millpond_operator.api.pool import PoolMetadata, list_roles
+from millpond_operator.api.status import Judgement, PoolStatus, update_conditions
+from millpond_operator.plan.actions import Action, PoolPlan, SetFinalizer
+from millpond_operator.plan.children import ChildrenPlan, drop_old_records, plan_children
+from millpond_operator.plan.conditions import judge_all
+from millpond_operator.plan.deletion import plan_deletion
+from millpond_operator.plan.facts import Facts
+from millpond_operator.plan.notes import note_transitions
+from millpond_operator.plan.ready import judge_ready
+from millpond_operator.plan.scale import ReplicaDecision, decide_replicas
+from millpond_operator.plan.settings import PlanSettings
+from millpond_operator.plan.snapshot import PoolSnapshot
+from millpond_operator.plan.status import make_status
+from millpond_operator.plan.workloads import RolePlan, plan_role
+
+Decisions = Mapping[str, ReplicaDecision]
+"""The autoscaler's decisions by role (Both, Prefill, Decode)."""
+
+NO_CHILDREN = ChildrenPlan((), (), ())
+
+
+def plan(
+    snapshot: PoolSnapshot, settings: PlanSettings, now: float, decisions: Decisions | None = None
+) -> PoolPlan:
+    """Decide about one pool. Pure: equal inputs give equal plans."""
+    pool = snapshot.pool
+    if pool.is_deleting:
+        return _plan_deleting(snapshot, settings, now)
+    supported = pool.spec.disaggregation is None
+    made, roles = _plan_roles(snapshot, settings, decisions or {}) if supported else ((), ())
+    children = plan_children(snapshot, settings) if supported else NO_CHILDREN
+    facts = Facts(snapshot, roles, made, children, settings, now)
+    actions = () if pool.is_paused or not supported else _list_actions(facts)
+    return _finish(facts, actions)
+
+
+def _plan_roles(
+    snapshot: PoolSnapshot, settings: PlanSettings, decisions: Decisions
+) -> tuple[tuple[ReplicaDecision, ...], tuple[RolePlan, ...]]:
+    made, roles = [], []
+    for role in list_roles(snapshot.pool):
+        current = _find_current(snapshot, role.role.lower())
+        decision = decide_replicas(role, current, decisions.get(role.role))
+        made.append(decision)
+        roles.append(plan_role(snapshot, role, decision.replicas, settings))
+    return tuple(made), tuple(roles)
+
+
+def _find_current(snapshot: PoolSnapshot, role: str) -> int | None:
+    """The count decided last: what the status says, else what the Deployments want together."""
+    status = snapshot.pool.status
+    if len(status.roles) <= 1 and status.desired_replicas is not None and snapshot.workloads:
+        return status.desired_replicas
+    wanted = [workload.wanted for workload in snapshot.workloads if workload.role == role]
+    return sum(wanted) if wanted else None
+
+
+def _list_actions(facts: Facts) -> tuple[Action, ...]:
+    actions: list[Action] = []
+    if FINALIZER not in facts.pool.metadata.finalizers:
+        actions.append(SetFinalizer(present=True))
+    actions += [action for role in facts.roles for action in role.actions]
+    actions += facts.children.applies
+    actions += facts.children.deletes
+    in_use = {workload.name for workload in facts.snapshot.workloads}
+    records = [role.record for role in facts.roles]
+    actions += drop_old_records(facts.snapshot, records, in_use=in_use, history=facts.settings.history)
+    return tuple(actions)
+
+
+def _plan_deleting(snapshot: PoolSnapshot, settings: PlanSettings, now: float) -> PoolPlan:
+    facts = Facts(snapshot, (), (), NO_CHILDREN, settings, now)
+    return _finish(facts, plan_deletion(snapshot, settings, now))
+
+
+def _finish(facts: Facts, actions: tuple[Action, ...]) -> PoolPlan:
+    pool, settings = facts.pool, facts.settings
+    ready = judge_ready(facts)
+    judgements = judge_all(facts, ready)
+    status = make_status(facts, judgements)
+    events = [note for role in facts.roles for note in role.events] if actions else []
+    events += note_transitions(pool.status, status)
+    settled = bool(ready.status) and not actions and not facts.rolling
+    return PoolPlan(
+        actions=actions,
+        status=None if status == pool.status else status,
+        events=tuple(events),
+        recheck_seconds=settings.settled_recheck_seconds if settled else settings.moving_recheck_seconds,
+    )
+
+
+def plan_invalid(metadata: PoolMetadata, before: PoolStatus, problem: str, now: float) -> PoolPlan:
+    """Report a spec that cannot be read, and touch nothing."""
+    text = f"{problem}; correct it, the pool goes on by itself"
+    judgements = [
+        Judgement(ConditionType.READY, False, ConditionReason.INVALID_SPEC, text),
+        Judgement(ConditionType.PROGRESSING, False, ConditionReason.INVALID_SPEC, text),
+    ]
+    conditions = update_conditions(
+        before.conditions, judgements, generation=metadata.generation, now=datetime.fromtimestamp(now, UTC)
+    )
+    status = PoolStatus(observed_generation=metadata.generation, conditions=conditions)
+    changed = None if status == before else status
+    return PoolPlan((), changed, tuple(note_transitions(before, status)), recheck_seconds=300.0)

@@ -1,0 +1,155 @@
+"""What is wrong with a replica, named from what its pod reports."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+from millpond_common.contract import labels
+from millpond_common.contract.reasons import ConditionReason
+from millpond_operator.plan.snapshot import Capacity, ContainerState, Pod
+
+IMAGE_REASONS = {
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "ImageInspectError",
+}
+CONFIG_REASONS = {
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "RunContainerError",
+    "PreStartHookError",
+}
+SEVERITY = (
+    ConditionReason.SECRET_NOT_FOUND,
+    ConditionReason.CLAIM_NOT_FOUND,
+    ConditionReason.CONFIG_ERROR,
+    ConditionReason.IMAGE_PULL,
+    ConditionReason.MODEL_FETCH_FAILED,
+    ConditionReason.OOM_KILLED,
+    ConditionReason.MODEL_TOO_LARGE,
+    ConditionReason.MODEL_LOAD,
+    ConditionReason.CRASH_LOOP,
+    ConditionReason.UNSCHEDULABLE,
+)
+"""Which of several problems is reported: what a user can mend first comes first."""
+MAX_LINE = 400
+_MISSING = re.compile(r'(secret|configmap|persistentvolumeclaim) "([^"]+)" not found', re.IGNORECASE)
+_USEFUL = re.compile(r"error|exception|fatal|failed|cannot|not found|denied|out of memory", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One broken replica."""
+
+    reason: ConditionReason
+    pod: str
+    message: str
+
+
+def find_problems(pods: tuple[Pod, ...], capacity: Capacity | None, asked: str) -> tuple[Problem, ...]:
+    """Problems of the pods that should live, the most telling first.
+
+    Args:
+        pods: pods of the current revision.
+        capacity: free room, where the operator may see nodes.
+        asked: what one replica asks for, as text.
+    """
+    found = (find_problem(pod, capacity, asked) for pod in pods if not pod.deleting and not pod.ready)
+    problems = [problem for problem in found if problem is not None]
+    return tuple(sorted(problems, key=lambda problem: (SEVERITY.index(problem.reason), problem.pod)))
+
+
+def find_problem(pod: Pod, capacity: Capacity | None, asked: str) -> Problem | None:
+    """The problem of one pod; None when it is just not there yet."""
+    if pod.unschedulable_message:
+        return _find_unschedulable(pod, capacity, asked)
+    for container in pod.containers:
+        problem = _find_waiting(pod, container) or _find_ended(pod, container)
+        if problem is not None:
+            return problem
+    return None
+
+
+def _find_unschedulable(pod: Pod, capacity: Capacity | None, asked: str) -> Problem:
+    missing = _MISSING.search(pod.unschedulable_message)
+    if missing is not None:
+        return Problem(
+            ConditionReason.CLAIM_NOT_FOUND, pod.name, f"pod {pod.name}: {pod.unschedulable_message}"
+        )
+    free = ""
+    if capacity is not None:
+        free = "; largest free on one node: " + (
+            ", ".join(f"{k} {v}" for k, v in capacity.free.items()) or "nothing"
+        )
+    text = f"pod {pod.name} asks for {asked}{free}; the scheduler says: {pod.unschedulable_message}"
+    return Problem(ConditionReason.UNSCHEDULABLE, pod.name, text)
+
+
+def _find_waiting(pod: Pod, container: ContainerState) -> Problem | None:
+    where = f"pod {pod.name}, container {container.name}"
+    text = f"{where}: {container.waiting_reason}: {find_useful_line(container.waiting_message)}"
+    if container.waiting_reason in IMAGE_REASONS:
+        return Problem(ConditionReason.IMAGE_PULL, pod.name, text)
+    if container.waiting_reason not in CONFIG_REASONS:
+        return None
+    missing = _MISSING.search(container.waiting_message)
+    if missing is not None and missing.group(1).lower() == "secret":
+        text = f"{where}: Secret {missing.group(2)} does not exist; create it, the replica goes on by itself"
+        return Problem(ConditionReason.SECRET_NOT_FOUND, pod.name, text)
+    return Problem(ConditionReason.CONFIG_ERROR, pod.name, text)
+
+
+def _find_ended(pod: Pod, container: ContainerState) -> Problem | None:
+    """A container that ended badly and is not up again for good."""
+    if container.exit_code in (None, 0) or container.ready:
+        return None
+    where = f"pod {pod.name}, container {container.name}"
+    told, line = parse_termination(container.exit_message)
+    count = f" after {container.restarts} restarts" if container.restarts else ""
+    text = f"{where} ended with code {container.exit_code}{count}: {line or container.exit_reason or 'no message'}"
+    if container.exit_reason == "OOMKilled":
+        text = (
+            f"{where} was killed for using more memory than its limit{count}; raise resources.limits.memory"
+        )
+        return Problem(ConditionReason.OOM_KILLED, pod.name, text)
+    if container.is_init and (
+        container.name == labels.FETCH_CONTAINER or container.name.startswith("fetch-")
+    ):
+        return Problem(ConditionReason.MODEL_FETCH_FAILED, pod.name, text)
+    if told in (ConditionReason.MODEL_LOAD, ConditionReason.MODEL_TOO_LARGE, ConditionReason.CONFIG_ERROR):
+        return Problem(told, pod.name, text)
+    return Problem(ConditionReason.CRASH_LOOP, pod.name, text)
+
+
+def parse_termination(message: str) -> tuple[ConditionReason | None, str]:
+    """Reason and text of a termination message: our programs leave one JSON line, others the end of their log."""
+    for line in message.splitlines():
+        found = _parse_json(line)
+        if found is not None:
+            return found
+    return None, find_useful_line(message)
+
+
+def _parse_json(line: str) -> tuple[ConditionReason | None, str] | None:
+    if not line.lstrip().startswith("{"):
+        return None
+    try:
+        told = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(told, dict) or "message" not in told:
+        return None
+    known = {reason.value: reason for reason in ConditionReason}
+    return known.get(str(told.get("reason"))), str(told["message"])[:MAX_LINE]
+
+
+def find_useful_line(text: str) -> str:
+    """The last line that speaks of an error, else the last line at all; empty for an empty text."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    useful = [line for line in lines if _USEFUL.search(line)]
+    chosen = (useful or lines or [""])[-1]
+    return chosen[:MAX_LINE]

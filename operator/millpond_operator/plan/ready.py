@@ -1,0 +1,202 @@
+"""Ready: a chain of checks, of which the first that fails names the reason.
+
+True only when nothing failed: the children exist, every wanted replica is of the current revision, every gateway routes
+to it, and a real request through the gateway was answered by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from millpond_common.contract.reasons import ConditionReason, ConditionType
+from millpond_operator.api.status import Judgement
+from millpond_operator.plan.answering import find_answer, is_routed
+from millpond_operator.plan.facts import Facts
+from millpond_operator.plan.snapshot import Pod
+
+Check = Callable[[Facts], tuple[ConditionReason, str] | None]
+MAX_NAMED = 3
+"""Replicas named in one message; the rest is counted."""
+
+
+def judge_ready(facts: Facts) -> Judgement:
+    """The summary condition."""
+    for check in CHECKS:
+        failure = check(facts)
+        if failure is not None:
+            return Judgement(ConditionType.READY, False, *failure)
+    if facts.desired == 0:
+        text = "no replica runs; the gateway holds requests and wakes the pool"
+        return Judgement(ConditionType.READY, True, ConditionReason.SCALED_TO_ZERO, text)
+    where = "through the gateway" if facts.snapshot.gateway is not None else "directly"
+    text = f"{_count(facts.desired)} of the current revision answered a real request {where}"
+    return Judgement(ConditionType.READY, True, ConditionReason.ANSWERING, text)
+
+
+def _check_deleting(facts: Facts) -> tuple[ConditionReason, str] | None:
+    if not facts.pool.is_deleting:
+        return None
+    left = sum(1 for _ in facts.snapshot.pods)
+    return ConditionReason.DRAINING, f"the pool is being deleted; {_count(left)} still to leave"
+
+
+def _check_supported(facts: Facts) -> tuple[ConditionReason, str] | None:
+    if facts.pool.spec.disaggregation is None:
+        return None
+    text = "spec.disaggregation is not served by this release and nothing was started; write replicas or scaling instead"
+    return ConditionReason.NOT_SUPPORTED, text
+
+
+def _check_foreign(facts: Facts) -> tuple[ConditionReason, str] | None:
+    if not facts.foreign:
+        return None
+    text = "; ".join(facts.foreign)
+    return (
+        ConditionReason.CHILD_NOT_OURS,
+        f"a name the pool needs is taken: {text}; rename or delete that object",
+    )
+
+
+def _check_secrets(facts: Facts) -> tuple[ConditionReason, str] | None:
+    missing = facts.snapshot.missing_secrets
+    if not missing:
+        return None
+    text = f"Secret {', '.join(missing)} does not exist in namespace {facts.pool.metadata.namespace}"
+    return ConditionReason.SECRET_NOT_FOUND, f"{text}; create it, the pool goes on by itself"
+
+
+def _check_claims(facts: Facts) -> tuple[ConditionReason, str] | None:
+    missing = facts.snapshot.missing_claims
+    if not missing:
+        return None
+    text = f"PersistentVolumeClaim {', '.join(missing)} does not exist in namespace {facts.pool.metadata.namespace}"
+    return ConditionReason.CLAIM_NOT_FOUND, f"{text}; create it, the pool goes on by itself"
+
+
+def _check_zero(facts: Facts) -> tuple[ConditionReason, str] | None:
+    """Zero replicas are fine only where a request wakes the pool."""
+    if facts.desired > 0 or facts.pool.spec.scaling is not None:
+        return None
+    return ConditionReason.SCALED_TO_ZERO, "spec.replicas is 0, so no replica answers; raise it to serve"
+
+
+def _check_problems(facts: Facts) -> tuple[ConditionReason, str] | None:
+    problems = facts.problems
+    if not problems:
+        return None
+    more = f" (and {len(problems) - 1} more replicas with problems)" if len(problems) > 1 else ""
+    return problems[0].reason, problems[0].message + more
+
+
+def _check_failures(facts: Facts) -> tuple[ConditionReason, str] | None:
+    revisions = {role.revision for role in facts.roles}
+    failing = [w for w in facts.snapshot.workloads if w.failure_message and w.revision in revisions]
+    if not failing:
+        return None
+    return ConditionReason.REPLICAS_NOT_READY, f"pods cannot be created: {failing[0].failure_message}"
+
+
+def _check_rollout(facts: Facts) -> tuple[ConditionReason, str] | None:
+    for role in facts.roles:
+        if role.counts.rolling:
+            updated = len(role.current_pods)
+            text = f"{updated} of {_count(role.desired)} updated to revision {role.revision}; {role.counts.message}"
+            return role.counts.reason, text
+    return None
+
+
+def _check_created(facts: Facts) -> tuple[ConditionReason, str] | None:
+    waiting = [apply.manifest for apply in facts.pending_applies if apply.is_new]
+    if waiting:
+        named = ", ".join(f"{m.kind.name} {m.name}" for m in waiting[:MAX_NAMED])
+        return ConditionReason.CREATING, f"being made: {named}" + _more(len(waiting))
+    missing = facts.desired - len(facts.current_pods)
+    if missing > 0:
+        return ConditionReason.CREATING, f"{_count(missing)} of {facts.desired} not created yet"
+    return None
+
+
+def _check_surplus(facts: Facts) -> tuple[ConditionReason, str] | None:
+    """More replicas than wanted: a scale-down that has not happened yet."""
+    surplus = len(facts.current_pods) - facts.desired
+    return (
+        (ConditionReason.DRAINING, f"{_count(surplus)} above the wanted count to leave")
+        if surplus > 0
+        else None
+    )
+
+
+def _check_pods(facts: Facts) -> tuple[ConditionReason, str] | None:
+    waiting = [pod for pod in facts.current_pods if not pod.ready]
+    if not waiting:
+        cordoned = [pod for pod in facts.current_pods if pod.cordoned]
+        return (ConditionReason.DRAINING, f"cordoned: {_name(cordoned)}") if cordoned else None
+    pod = waiting[0]
+    fetching = any(container.is_init and container.running for container in pod.containers)
+    loading = any(not container.is_init and container.running for container in pod.containers)
+    doing = "fetching the model" if fetching else "loading the model" if loading else "starting"
+    text = f"{_count(len(waiting))} of {facts.desired} not ready: {_name(waiting)} ({doing})"
+    return ConditionReason.REPLICAS_NOT_READY, text
+
+
+def _check_gateway(facts: Facts) -> tuple[ConditionReason, str] | None:
+    gateway = facts.snapshot.gateway
+    if gateway is None or gateway.num_reporting > 0:
+        return None
+    if gateway.num_ready == 0:
+        return (
+            ConditionReason.GATEWAY_NOT_READY,
+            "no pod of the namespace's gateway (Deployment millpond-gateway) is ready",
+        )
+    return (
+        ConditionReason.GATEWAY_NOT_READY,
+        f"no gateway answers the operator: {gateway.error or 'not asked yet'}",
+    )
+
+
+def _check_routing(facts: Facts) -> tuple[ConditionReason, str] | None:
+    unrouted = [pod for pod in facts.current_pods if not is_routed(facts.snapshot, pod)]
+    if not unrouted:
+        return None
+    return ConditionReason.GATEWAY_NOT_ROUTING, f"not every gateway routes to {_name(unrouted)} yet"
+
+
+def _check_probes(facts: Facts) -> tuple[ConditionReason, str] | None:
+    for pod in facts.current_pods:
+        answer = find_answer(facts.snapshot, pod)
+        if answer is None:
+            return ConditionReason.PROBE_FAILED, f"{pod.name} has not been asked a real request yet"
+        if not answer.ok:
+            return ConditionReason.PROBE_FAILED, f"a real request to {pod.name} failed: {answer.message}"
+    return None
+
+
+CHECKS: tuple[Check, ...] = (
+    _check_deleting,
+    _check_supported,
+    _check_foreign,
+    _check_secrets,
+    _check_claims,
+    _check_zero,
+    _check_problems,
+    _check_failures,
+    _check_rollout,
+    _check_created,
+    _check_surplus,
+    _check_pods,
+    _check_gateway,
+    _check_routing,
+    _check_probes,
+)
+
+
+def _count(num: int) -> str:
+    return f"{num} replica" if num == 1 else f"{num} replicas"
+
+
+def _name(pods: list[Pod]) -> str:
+    return ", ".join(pod.name for pod in pods[:MAX_NAMED]) + _more(len(pods))
+
+
+def _more(num: int) -> str:
+    return f" and {num - MAX_NAMED} more" if num > MAX_NAMED else ""

@@ -1,0 +1,22 @@
+"""What the operator was told about planning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millpond_operator.desired.settings import BuildSettings
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSettings:
+    """Limits and periods of decisions."""
+
+    build: BuildSettings
+    history: int = 3
+    """Earlier revisions whose record is kept."""
+    surge_percent: int = 25
+    """Of the desired count; at least one replica, never more than fit."""
+    settled_recheck_seconds: float = 60.0
+    moving_recheck_seconds: float = 3.0
+    delete_margin_seconds: float = 60.0
+    """Beyond drain and grace: after it a deleted pool's finalizer goes whatever is left."""

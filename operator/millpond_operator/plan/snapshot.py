@@ -1,0 +1,184 @@
+"""What the operator saw of one pool at one instant; the only input of a decision besides settings and time.
+
+Everything is frozen. An absent observation is None, never zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from millpond_common.contract.gateway_report import EndpointReport, PoolReport
+from millpond_operator.api.pool import InferencePool
+from millpond_operator.desired.kinds import Kind
+
+MAX_GATEWAY_OWNERS = 8
+"""Pools that own a namespace's gateway together."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerState:
+    """One container of a pod."""
+
+    name: str
+    is_init: bool
+    ready: bool
+    restarts: int
+    running: bool
+    waiting_reason: str = ""
+    waiting_message: str = ""
+    exit_code: int | None = None
+    """Of the current or, while waiting or running again, the last termination."""
+    exit_reason: str = ""
+    exit_message: str = ""
+    """The termination message, as the container left it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """One engine or gateway pod."""
+
+    name: str
+    uid: str
+    revision: str
+    role: str
+    phase: str
+    ready: bool
+    deleting: bool
+    cordoned: bool
+    scheduled: bool
+    address: str
+    node: str
+    created_at: float
+    ready_since: float | None
+    unschedulable_message: str
+    deletion_cost: int
+    containers: tuple[ContainerState, ...]
+    deletion_deadline: float | None = None
+    """When the kubelet ends what is left of it."""
+
+    @property
+    def restarts(self) -> int:
+        """Starts after the first, all containers together; a change means that old answers prove nothing."""
+        return sum(container.restarts for container in self.containers)
+
+    @property
+    def serving(self) -> bool:
+        """Ready and allowed to get new requests."""
+        return self.ready and not self.deleting and not self.cordoned
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The Deployment of one role and revision."""
+
+    name: str
+    uid: str
+    role: str
+    revision: str
+    wanted: int
+    """Its `spec.replicas`."""
+    replicas_manager: str
+    """Field manager that set `spec.replicas` last; empty when unknown."""
+    generation: int
+    observed_generation: int
+    created_at: float
+    deleting: bool
+    failure_message: str = ""
+    """Why its pods cannot be created at all (quota, admission), from its ReplicaFailure condition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A live object under a name the operator uses."""
+
+    kind: Kind
+    name: str
+    uid: str
+    labels: Mapping[str, str]
+    controller_uid: str | None
+    owner_uids: frozenset[str]
+    digest: str
+    """Digest of the manifest that was applied last; empty on objects of others."""
+    body: Mapping[str, Any]
+    deleting: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeAnswer:
+    """Outcome of the latest real request to one replica."""
+
+    pod_uid: str
+    ok: bool
+    message: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayView:
+    """What the namespace's gateways say about this pool."""
+
+    num_ready: int
+    """Gateway pods that are ready."""
+    num_reporting: int
+    """Ready gateway pods whose report came and whose first lists are in."""
+    reports: tuple[PoolReport, ...] = ()
+    error: str = ""
+    """Why the last report failed, if one did."""
+    observed_at: float = 0.0
+
+    def is_routed(self, pod_uid: str) -> bool:
+        """Whether every reporting gateway may choose the replica now."""
+        if self.num_reporting == 0:
+            return False
+        return all(any(e.pod_uid == pod_uid and e.routable for e in r.endpoints) for r in self.reports) and (
+            len(self.reports) == self.num_reporting
+        )
+
+    def find_endpoints(self, pod_uid: str) -> tuple[EndpointReport, ...]:
+        """The replica as each gateway sees it."""
+        return tuple(e for report in self.reports for e in report.endpoints if e.pod_uid == pod_uid)
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Free room of the nodes for one resource set, from allocatable minus requests of all pods."""
+
+    fitting_replicas: Mapping[str, int]
+    """How many further replicas of a role fit now, by role."""
+    free: Mapping[str, str]
+    """Largest free amount on one node, by resource, for messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class SiblingPool:
+    """Another pool of the namespace that shares its gateway."""
+
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSnapshot:
+    """Everything that one decision about one pool may know."""
+
+    pool: InferencePool
+    observed_at: float
+    workloads: tuple[Workload, ...] = ()
+    pods: tuple[Pod, ...] = ()
+    children: tuple[Child, ...] = ()
+    gateway: GatewayView | None = None
+    """None when the pool wants no gateway."""
+    gateway_pools: tuple[SiblingPool, ...] = ()
+    """Pools of the namespace that want the gateway, those that stay first, then by age; at most MAX_GATEWAY_OWNERS."""
+    probes: Mapping[str, ProbeAnswer] = field(default_factory=dict)
+    missing_secrets: tuple[str, ...] = ()
+    missing_claims: tuple[str, ...] = ()
+    capacity: Capacity | None = None
+    """None when the operator may not see nodes, or did not look."""
+    missing_apis: tuple[Kind, ...] = ()
+
+    def find_child(self, kind: Kind, name: str) -> Child | None:
+        """The live object of this kind and name."""
+        return next((child for child in self.children if child.kind == kind and child.name == name), None)

@@ -1,0 +1,176 @@
+"""Writes to the engine Deployments of one role: records first, then counts, with the victims named before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millpond_common.contract import labels
+from millpond_common.contract.reasons import ConditionReason
+from millpond_operator.api.pool import RoleView
+from millpond_operator.desired.children import make_owner
+from millpond_operator.desired.kinds import CONFIG_MAP, DEPLOYMENT
+from millpond_operator.desired.names import make_workload_name
+from millpond_operator.desired.revision import compute_revision
+from millpond_operator.desired.workload import (
+    RevisionRecord,
+    make_record,
+    make_record_manifest,
+    make_workload_manifest,
+    parse_record,
+)
+from millpond_operator.plan.actions import Action, Apply, Delete, EventNote
+from millpond_operator.plan.answering import list_answering
+from millpond_operator.plan.children import STAGE_FIRST, STAGE_WORKLOADS, describe_foreign, is_ours
+from millpond_operator.plan.drift import has_drifted
+from millpond_operator.plan.rollout import RoleCounts, RoleInput, plan_counts
+from millpond_operator.plan.settings import PlanSettings
+from millpond_operator.plan.snapshot import Pod, PoolSnapshot, Workload
+from millpond_operator.plan.victims import choose_victims, mark_victims
+
+
+@dataclass(frozen=True, slots=True)
+class RolePlan:
+    """What happens to one role, and what was seen of it."""
+
+    role: RoleView
+    revision: str
+    desired: int
+    counts: RoleCounts
+    pods: tuple[Pod, ...]
+    answering: frozenset[str]
+    actions: tuple[Action, ...]
+    events: tuple[EventNote, ...]
+    foreign: tuple[str, ...]
+    record: RevisionRecord
+
+    @property
+    def current_pods(self) -> tuple[Pod, ...]:
+        """Pods of the current revision that are not leaving."""
+        return tuple(pod for pod in self.pods if pod.revision == self.revision and not pod.deleting)
+
+
+def plan_role(snapshot: PoolSnapshot, role: RoleView, desired: int, settings: PlanSettings) -> RolePlan:
+    """Decide counts and writes of one role."""
+    label, revision = role.role.lower(), compute_revision(snapshot.pool, role)
+    workloads = tuple(w for w in snapshot.workloads if w.role == label and not w.deleting)
+    pods = tuple(pod for pod in snapshot.pods if pod.role == label)
+    answering = list_answering(snapshot, pods, current=revision)
+    rollout = snapshot.pool.spec.rollout
+    capacity = snapshot.capacity
+    counts = plan_counts(
+        RoleInput(
+            revision=revision,
+            desired=desired,
+            workloads=workloads,
+            pods=pods,
+            answering=answering,
+            strategy=rollout.strategy,
+            max_unavailable=rollout.max_unavailable,
+            surge_percent=settings.surge_percent,
+            fitting=capacity.fitting_replicas.get(label) if capacity is not None else None,
+        )
+    )
+    record = find_record(snapshot, role, revision, settings)
+    writes = _Writes(snapshot, workloads, pods, counts, record)
+    actions, events, foreign = writes.list_all()
+    return RolePlan(role, revision, desired, counts, pods, answering, actions, events, foreign, record)
+
+
+def find_record(
+    snapshot: PoolSnapshot, role: RoleView, revision: str, settings: PlanSettings
+) -> RevisionRecord:
+    """The revision as it was made first, or as it would be made now."""
+    name, label = snapshot.pool.metadata.name, role.role.lower()
+    kept = find_kept_record(snapshot, label, revision)
+    assert kept is None or kept.name == make_workload_name(name, label, revision)
+    return kept or make_record(snapshot.pool, role, settings.build)
+
+
+def find_kept_record(snapshot: PoolSnapshot, role: str, revision: str) -> RevisionRecord | None:
+    """The record of any revision, if the cluster still holds it."""
+    pool = snapshot.pool.metadata.name
+    live = snapshot.find_child(CONFIG_MAP, make_workload_name(pool, role, revision))
+    if live is None or not is_ours(live, snapshot):
+        return None
+    return parse_record(live.body, pool=pool, role=role, revision=revision)
+
+
+@dataclass(frozen=True, slots=True)
+class _Writes:
+    """Turns counts into writes."""
+
+    snapshot: PoolSnapshot
+    workloads: tuple[Workload, ...]
+    pods: tuple[Pod, ...]
+    counts: RoleCounts
+    record: RevisionRecord
+
+    def list_all(self) -> tuple[tuple[Action, ...], tuple[EventNote, ...], tuple[str, ...]]:
+        """Actions in the order they are safe in, events, and names taken by others."""
+        owner = make_owner(self.snapshot.pool)
+        record = make_record_manifest(owner, self.record)
+        foreign = self._find_foreign()
+        if foreign:
+            return (), (), foreign
+        actions: list[Action] = []
+        if self.snapshot.find_child(CONFIG_MAP, record.name) is None:
+            actions.append(Apply(record, STAGE_FIRST, uid=None))
+        actions += self._mark()
+        actions += self._apply_counts()
+        actions += self._drop_finished()
+        return tuple(actions), tuple(self._list_events()), ()
+
+    def _find_foreign(self) -> tuple[str, ...]:
+        found = (self.snapshot.find_child(kind, self.record.name) for kind in (CONFIG_MAP, DEPLOYMENT))
+        return tuple(describe_foreign(c) for c in found if c is not None and not is_ours(c, self.snapshot))
+
+    def _mark(self) -> list[Action]:
+        marks: list[Action] = []
+        for workload in self.workloads:
+            pods = [pod for pod in self.pods if pod.revision == workload.revision]
+            wanted = self.counts.by_revision.get(workload.revision, 0)
+            present = sum(1 for pod in pods if not pod.deleting)
+            victims = choose_victims(pods, present - wanted, self.snapshot.gateway)
+            marks += mark_victims(pods, victims)
+        return marks
+
+    def _apply_counts(self) -> list[Action]:
+        applies: list[Action] = []
+        for revision, count in self.counts.by_revision.items():
+            kept = find_kept_record(self.snapshot, self.record.role, revision)
+            record = self.record if revision == self.record.revision else kept
+            if record is None:
+                continue  # somebody deleted an old revision's record; its Deployment is finished by deletion below
+            manifest = make_workload_manifest(make_owner(self.snapshot.pool), record, replicas=count)
+            live = self.snapshot.find_child(DEPLOYMENT, manifest.name)
+            if live is None or has_drifted(manifest, live):
+                applies.append(Apply(manifest, STAGE_WORKLOADS, uid=live.uid if live is not None else None))
+        return applies
+
+    def _drop_finished(self) -> list[Action]:
+        gone = set(self.counts.finished)
+        for revision in self.counts.by_revision:
+            kept = find_kept_record(self.snapshot, self.record.role, revision)
+            if revision != self.record.revision and kept is None and self.counts.by_revision[revision] == 0:
+                gone.add(revision)
+        return [
+            Delete(DEPLOYMENT, workload.name, workload.uid, "no replica of this revision is left")
+            for workload in self.workloads
+            if workload.revision in gone
+        ]
+
+    def _list_events(self) -> list[EventNote]:
+        """Counts that somebody else wrote into a child, which are about to be put back."""
+        name = self.snapshot.pool.metadata.name
+        notes = []
+        for workload in self.workloads:
+            count = self.counts.by_revision.get(workload.revision, 0)
+            stranger = workload.replicas_manager not in ("", labels.MANAGER)
+            if stranger and workload.wanted != count:
+                text = (
+                    f"Deployment {workload.name} was set to {workload.wanted} replicas by"
+                    f" {workload.replicas_manager}; set back to {count}, which the pool owns:"
+                    f" use kubectl scale mpool/{name} --replicas=N instead"
+                )
+                notes.append(EventNote(True, ConditionReason.CONFLICT, "SetBackReplicas", text))
+        return notes
