@@ -58,7 +58,12 @@ class FakeRunner:
     """
 
     def __init__(
-        self, info: RunnerInfo, script: Script, options: FakeOptions | None = None, *, clock: Clock | None = None
+        self,
+        info: RunnerInfo,
+        script: Script,
+        options: FakeOptions | None = None,
+        *,
+        clock: Clock | None = None,
     ) -> None:
         self._info = info
         self._script = script
@@ -68,7 +73,9 @@ class FakeRunner:
         self._num_steps = 0
         self._busy_until = 0.0
         self._kv = (
-            FakeKv(info.num_blocks, info.num_host_blocks, info.block_tokens) if self._options.check_kv else None
+            FakeKv(info.num_blocks, info.num_host_blocks, info.block_tokens)
+            if self._options.check_kv
+            else None
         )
         if self._options.faults.load_message:
             raise RunnerError(self._options.faults.load_message)
@@ -136,18 +143,24 @@ class FakeRunner:
         row = self._rows[step.row]
         row.table.extend(step.new_blocks)
         end = step.start + step.num_tokens
-        assert 0 < step.num_tokens, f"row {step.row}: a step of no tokens"
+        assert step.num_tokens > 0, f"row {step.row}: a step of no tokens"
         assert end <= len(row.tokens), f"row {step.row}: step to {end}, only {len(row.tokens)} tokens known"
-        assert end <= len(row.table) * self._info.block_tokens, f"row {step.row}: no block for position {end - 1}"
+        assert end <= len(row.table) * self._info.block_tokens, (
+            f"row {step.row}: no block for position {end - 1}"
+        )
         if self._kv:
             self._kv.write(row.table, step.start, row.tokens[step.start : end])
             self._kv.check(row.table, row.tokens[:end])
         prompt_logprobs = self._describe_prompt(row, step) if step.prompt_logprobs else ()
         if step.num_branches:
-            return RowResult(step.row, branches=self._branch(row, step.num_branches), prompt_logprobs=prompt_logprobs)
+            return RowResult(
+                step.row, branches=self._branch(row, step.num_branches), prompt_logprobs=prompt_logprobs
+            )
         if not step.sample:
             return RowResult(step.row, prompt_logprobs=prompt_logprobs) if prompt_logprobs else None
-        assert end == len(row.tokens), f"row {step.row}: sampled at {end}, but {len(row.tokens)} tokens are known"
+        assert end == len(row.tokens), (
+            f"row {step.row}: sampled at {end}, but {len(row.tokens)} tokens are known"
+        )
         token = self._choose(row)
         row.tokens.append(token)
         wanted = row.sampling.num_logprobs

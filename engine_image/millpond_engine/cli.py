@@ -1,0 +1,39 @@
+"""Command line of the engine: `serve`, `fetch`, `advise`.
+
+Exit codes: 0 done, 1 the work failed, 2 the command line or the configuration is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from millpond_common.contract.engine_config import ConfigError
+from millpond_engine import __version__
+from millpond_engine.commands.serve import add_serve_flags, run_serve
+from millpond_engine.text.tokenizer import TokenizerError
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = argparse.ArgumentParser(prog="millpond-engine", description="Millpond's inference engine.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve = commands.add_parser(
+        "serve", help="load a model and serve it", description="Load a model and serve it."
+    )
+    add_serve_flags(serve)
+    serve.set_defaults(run=run_serve)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand; returns the exit code."""
+    arguments = make_parser().parse_args(argv)
+    try:
+        code: int = arguments.run(arguments)
+    except (ConfigError, TokenizerError) as error:
+        print(f"millpond-engine: {error}", file=sys.stderr)
+        return 2
+    return code

@@ -1,0 +1,158 @@
+"""The step: plan, launch, wait, update; with overlap, step n+1 is planned and launched before step n is read.
+
+Errors:
+    RunnerError of a step is turned into failed requests by the scheduler; the engine goes on.
+    Anything else is a defect of ours and leaves `step` as it is: the loop ends, state may be corrupt.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from millpond_engine.core.outputs import SchedulerCounts, StepOutput
+from millpond_engine.core.request import Refusal, Request
+from millpond_engine.core.step import StepPlan, StepResult
+from millpond_engine.engine.runner import PendingStep, Runner, RunnerError
+
+
+class SchedulerFace(Protocol):
+    """What the engine needs of `core.scheduler.Scheduler`."""
+
+    def add(self, request: Request, now: float) -> Refusal | None: ...
+    def abort(self, request_id: str, now: float) -> bool: ...
+    def plan(self, now: float) -> StepPlan: ...
+    def update(self, plan: StepPlan, result: StepResult, now: float) -> StepOutput: ...
+    def fail(self, plan: StepPlan, message: str, now: float) -> StepOutput: ...
+    def has_work(self) -> bool: ...
+    def counts(self) -> SchedulerCounts: ...
+    def reset_prefix_cache(self) -> None: ...
+    def check_integrity(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One finished step, with where its time went (seconds)."""
+
+    plan: StepPlan
+    result: StepResult | None
+    """Absent when the step failed or computed nothing."""
+    output: StepOutput
+    planned_at: float
+    finished_at: float
+    plan_seconds: float
+    launch_seconds: float
+    wait_seconds: float
+    update_seconds: float
+    failure: str | None = None
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A launched step that has not been read."""
+
+    plan: StepPlan
+    pending: PendingStep | None
+    planned_at: float
+    plan_seconds: float
+    launch_seconds: float
+    failure: str | None = None
+
+
+class Engine:
+    """Scheduler and runner joined. One thread owns it."""
+
+    def __init__(
+        self,
+        scheduler: SchedulerFace,
+        runner: Runner,
+        *,
+        overlap: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self._overlap = overlap
+        self._clock = clock
+        self._flight: _Flight | None = None
+
+    def add(self, request: Request) -> Refusal | None:
+        """Queue a request, or say why it can never run."""
+        return self.scheduler.add(request, self._clock())
+
+    def abort(self, request_id: str) -> bool:
+        """Free everything of a request; False when it is not known (any more)."""
+        return self.scheduler.abort(request_id, self._clock())
+
+    def has_work(self) -> bool:
+        """A call of `step` would do something."""
+        return self._flight is not None or self.scheduler.has_work()
+
+    def step(self) -> StepReport | None:
+        """Run one step, or with overlap start one and finish the one before.
+
+        Returns None when overlap has only filled the pipe.
+        """
+        flight = self._launch() if self.scheduler.has_work() else None
+        if not self._overlap:
+            return self._finish(flight) if flight else None
+        previous, self._flight = self._flight, flight
+        if previous is not None:
+            return self._finish(previous)
+        if flight is not None and flight.pending is None:  # nothing runs: there is nothing to overlap with
+            self._flight = None
+            return self._finish(flight)
+        return None
+
+    def close(self) -> None:
+        """Release the runner. Idempotent."""
+        self.runner.close()
+
+    def _launch(self) -> _Flight:
+        started = self._clock()
+        plan = self.scheduler.plan(started)
+        planned = self._clock()
+        pending: PendingStep | None = None
+        failure = None
+        if plan.rows or plan.swap_out or plan.swap_in or plan.copies or plan.dropped_rows or plan.new_rows:
+            try:
+                pending = self.runner.launch(plan)
+            except RunnerError as error:
+                failure = str(error)
+        return _Flight(plan, pending, started, planned - started, self._clock() - planned, failure)
+
+    def _finish(self, flight: _Flight) -> StepReport:
+        started = self._clock()
+        result = None
+        if flight.pending is not None:
+            try:
+                result = flight.pending.result()
+            except RunnerError as error:
+                flight.failure = str(error)
+        waited = self._clock()
+        if flight.failure is not None:
+            output = self.scheduler.fail(flight.plan, flight.failure, waited)
+        else:
+            empty = StepResult(flight.plan.step, (), 0.0)
+            output = self.scheduler.update(flight.plan, result or empty, waited)
+        finished = self._clock()
+        return StepReport(
+            plan=flight.plan,
+            result=result,
+            output=output,
+            planned_at=flight.planned_at,
+            finished_at=finished,
+            plan_seconds=flight.plan_seconds,
+            launch_seconds=flight.launch_seconds,
+            wait_seconds=waited - started,
+            update_seconds=finished - waited,
+            failure=flight.failure,
+        )
+
+
+def make_epoch() -> str:
+    """Random 64-bit number of this start, 16 hex digits."""
+    return secrets.token_hex(8)

@@ -1,0 +1,71 @@
+"""What every handler needs, made once at start-up."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from millpond_common.contract.engine_config import EngineConfig
+from millpond_common.contract.openai import ErrorCode
+from millpond_engine.loop.thread import EngineThread, EventSink
+from millpond_engine.server.errors import make_error
+from millpond_engine.server.lifecycle import Lifecycle
+from millpond_engine.server.limits import ServerLimits
+from millpond_engine.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ServerContext:
+    """Shared by all handlers of one process."""
+
+    config: EngineConfig
+    tokenizer: Tokenizer
+    thread: EngineThread
+    lifecycle: Lifecycle
+    epoch: str
+    version: str
+    started_at: float
+    """Monotonic."""
+    created: int
+    """Unix time of the start, for model cards."""
+    limits: ServerLimits = field(default_factory=ServerLimits)
+    executor: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(max_workers=2, thread_name_prefix="text")
+    )
+    """Templates and tokenization, off the event loop."""
+    allow_request_template: bool = False
+    """Clients may bring their own chat template."""
+
+    model_root: str = ""
+    """A name or path from which a client can load the tokenizer."""
+    events: EventSink | None = None
+
+    @property
+    def events_sequence(self) -> int:
+        """Number of the newest batch of KV events."""
+        return self.events.sequence if self.events else 0
+
+    @property
+    def max_model_tokens(self) -> int:
+        """Longest sequence the loaded model serves."""
+        info = self.thread.snapshot.info
+        return info.max_model_tokens if info else self.config.max_model_tokens
+
+    def find_model(self, name: str | None) -> tuple[str, str]:
+        """(served name, adapter) for the `model` field.
+
+        Raises:
+            RequestError: unknown model.
+        """
+        if name is None or name == self.config.model_name:
+            return self.config.model_name, ""
+        for adapter in self.config.adapters:
+            if adapter.name == name:
+                return name, adapter.name
+        shown = name[:100].encode("ascii", "backslashreplace").decode()
+        raise make_error(ErrorCode.MODEL_NOT_FOUND, f"the model {shown!r} is not served here", param="model")
+
+
+CONTEXT: web.AppKey[ServerContext] = web.AppKey("context", ServerContext)

@@ -1,0 +1,93 @@
+"""The requests of one call, from submission to exactly one close each, whatever happens to the handler."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from millpond_common.contract.openai import ErrorCode
+from millpond_engine.core.request import Request
+from millpond_engine.loop.mailbox import MailboxFullError
+from millpond_engine.loop.stream import Delivery, EndKind, RequestStream, StreamEnd
+from millpond_engine.loop.thread import EngineThread
+from millpond_engine.server.errors import RequestError, make_error, translate_refusal
+
+
+class StreamEndedError(RequestError):
+    """The engine ended a request; carries the outcome to book."""
+
+    def __init__(self, cause: RequestError, outcome: str) -> None:
+        super().__init__(cause.error)
+        self.outcome = outcome
+
+
+class Generation:
+    """News of several requests in one stream. Use as a context manager: leaving it closes what is open."""
+
+    def __init__(
+        self, thread: EngineThread, requests: Sequence[Request], *, received_at: float, max_unread_tokens: int
+    ) -> None:
+        self._thread = thread
+        self._requests = requests
+        self._received_at = received_at
+        loop = asyncio.get_running_loop()
+        self._stream = RequestStream(loop, max_unread_tokens=max_unread_tokens)
+        self._open: dict[str, None] = {}
+
+    def __enter__(self) -> Self:
+        try:
+            for request in self._requests:
+                self._thread.submit(request, self._stream, received_at=self._received_at)
+                self._open[request.request_id] = None
+        except MailboxFullError as error:
+            self._close_all("refused", ErrorCode.OVERLOADED)
+            raise make_error(ErrorCode.OVERLOADED, str(error)) from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        del kind, trace
+        if isinstance(error, StreamEndedError):
+            self._close_all(error.outcome, error.error.code)
+        elif error is None or isinstance(error, (asyncio.CancelledError, ConnectionError, TimeoutError)):
+            self._close_all("cancelled")
+        else:
+            self._close_all("error")
+
+    @property
+    def open(self) -> bool:
+        """Some request has not been closed."""
+        return bool(self._open)
+
+    async def get(self) -> Delivery:
+        """Next news of any request.
+
+        Raises:
+            StreamEndedError: a request was refused, failed or was cancelled by somebody else.
+        """
+        delivery = await self._stream.get()
+        end = delivery.end
+        if end is not None and end.kind is not EndKind.FINISHED and delivery.request_id in self._open:
+            raise _make_ended(end)
+        return delivery
+
+    def close(self, request_id: str, outcome: str) -> None:
+        """One request is answered; what still runs of it is aborted."""
+        if request_id in self._open:
+            del self._open[request_id]
+            self._thread.close(request_id, outcome)
+
+    def _close_all(self, outcome: str, code: ErrorCode | None = None) -> None:
+        for request_id in list(self._open):
+            del self._open[request_id]
+            self._thread.close(request_id, outcome, code.value if code else "")
+
+
+def _make_ended(end: StreamEnd) -> StreamEndedError:
+    if end.refusal is not None:
+        return StreamEndedError(translate_refusal(end.refusal), "refused")
+    outcome = "cancelled" if end.kind is EndKind.CANCELLED else "error"
+    return StreamEndedError(make_error(end.code, end.message), outcome)
