@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-from millpond_engine.core.request import SamplingParams
 from tests.fixtures.models import TINY
 from tests.support.plan_driver import PlanDriver
+
+from millpond_engine.core.request import SamplingParams
 
 LENGTH = 120
 """Longer than the original context of the scaled variants, so that scaling shows."""

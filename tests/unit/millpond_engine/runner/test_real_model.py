@@ -6,9 +6,9 @@ import random
 from typing import Any
 
 import pytest
+from tests.support.plan_driver import PlanDriver, generate
 
 from millpond_engine.core.request import SamplingParams
-from tests.support.plan_driver import PlanDriver, generate
 
 pytestmark = pytest.mark.model
 
