@@ -26,6 +26,8 @@ class ErrorCode(StrEnum):
     PAYLOAD_TOO_LARGE = "payload_too_large"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     HEAD_TOO_LARGE = "head_too_large"
+    SATURATED = "saturated"
+    """Every replica is too busy for the request's class; a 429, since more replicas or patience help."""
     TENANT_CONCURRENCY = "tenant_concurrency"
     TENANT_TOKENS = "tenant_tokens"
     ENGINE_ERROR = "engine_error"
@@ -53,6 +55,7 @@ ERROR_KINDS: dict[ErrorCode, tuple[int, str]] = {
     ErrorCode.PAYLOAD_TOO_LARGE: (413, "PayloadTooLarge"),
     ErrorCode.UNSUPPORTED_MEDIA_TYPE: (415, "BadRequestError"),
     ErrorCode.HEAD_TOO_LARGE: (431, "BadRequestError"),
+    ErrorCode.SATURATED: (429, "RateLimitError"),
     ErrorCode.TENANT_CONCURRENCY: (429, "RateLimitError"),
     ErrorCode.TENANT_TOKENS: (429, "RateLimitError"),
     ErrorCode.ENGINE_ERROR: (500, "InternalServerError"),

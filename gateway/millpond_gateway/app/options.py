@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from millpond_common.contract import ports
+from millpond_gateway.flow.records import FlowSettings
 from millpond_gateway.proxy.settings import RelaySettings
 from millpond_gateway.world.watch import WatchSettings
 
@@ -30,5 +31,6 @@ class Options:
     """Open streams may take this long to finish."""
     access_log: bool = True
     seed: int | None = None
+    flow: FlowSettings = field(default_factory=FlowSettings)
     relay: RelaySettings = field(default_factory=RelaySettings)
     watch: WatchSettings = field(default_factory=WatchSettings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import resource
 import secrets
@@ -43,6 +44,8 @@ _SPARE_DESCRIPTORS = 256
 _FLUSH_SECONDS = 2.0
 """For the last error events to leave."""
 _STATIC = "static"
+_PROBE_SECONDS = 5.0
+_MAX_PROBED = 4096
 
 
 class GatewayProcess:
@@ -61,6 +64,7 @@ class GatewayProcess:
             pin_secret=self._pin_secret,
             expose_decisions=options.relay.expose_decisions,
             metrics=self._metrics,
+            flow=options.flow,
         )
         self._access = AccessLog(sys.stdout.buffer, self._metrics) if options.access_log else None
         self._stop = asyncio.Event()
@@ -70,6 +74,8 @@ class GatewayProcess:
         """Ports bound, once started."""
         self._admin: AdminServer | None = None
         self._server: asyncio.Server | None = None
+        self._probes: set[asyncio.Task[ProbeResult]] = set()
+        self._probed_at: dict[str, float] = {}
         self._work: list[asyncio.Task[None]] = []
 
     async def run(self) -> int:
@@ -180,7 +186,27 @@ class GatewayProcess:
             now = loop.time()
             self._metrics.loop_lag.set(max(0.0, now - due))
             self.relay.sweep()
+            self.fleet.tick(now)
             self._publish(now)
+            self._probe_suspects(now)
+
+    def _probe_suspects(self, now: float) -> None:
+        """Ask replicas that failed too few clients to be judged by them, and those whose ejection ran out."""
+        for name, state in self.fleet.pools.items():
+            for uid in state.verdict.suspects | state.verdict.probing:
+                if now - self._probed_at.get(uid, -math.inf) < _PROBE_SECONDS:
+                    continue
+                self._probed_at[uid] = now
+                request = ProbeRequest(name, uid, _PROBE_SECONDS)
+                task = asyncio.get_running_loop().create_task(self._send_probe(request))
+                self._probes.add(task)
+                task.add_done_callback(self._probes.discard)
+        if len(self._probed_at) > _MAX_PROBED:
+            self._probed_at.clear()
+
+    async def _send_probe(self, request: ProbeRequest) -> ProbeResult:
+        model = self._vitals.models.get(request.pool)
+        return await probe(request, model=model, address=("127.0.0.1", self.port), secret=self._pin_secret)
 
     def _publish(self, now: float) -> None:
         vitals, metrics, relay = self._vitals, self._metrics, self.relay
@@ -210,7 +236,7 @@ class GatewayProcess:
             synced=vitals.synced and age <= vitals.max_view_age_seconds,
         )
         vitals.report = msgspec.json.encode(report)
-        vitals.models = {name: state.view.model for name, state in self.fleet.pools.items()}
+        vitals.models = {name: state.spec.model for name, state in self.fleet.pools.items()}
         endpoints = [e for views in self.world.snapshot.endpoints.values() for e in views]
         self.relay.connections.forget(frozenset(make_key(endpoint) for endpoint in endpoints))
         self._count_endpoints()
@@ -232,19 +258,12 @@ class GatewayProcess:
             self._metrics.observe_refusal(record.reason)
         if record.model:
             self._metrics.observe(record, pool)
-            self.fleet.note_finished(record, asyncio.get_running_loop().time())
         if self._access is not None:
             self._access.write(record, pool)
 
     # The admin thread.
 
     def _make_actions(self) -> AdminActions:
-        async def send_probe(request: ProbeRequest) -> ProbeResult:
-            model = self._vitals.models.get(request.pool)
-            return await probe(
-                request, model=model, address=("127.0.0.1", self.port), secret=self._pin_secret
-            )
-
         return AdminActions(
             health=self._vitals.health,
             ready=self._vitals.ready,
@@ -252,7 +271,7 @@ class GatewayProcess:
                 200, self._metrics.render(), b"text/plain; version=0.0.4; charset=utf-8"
             ),
             report=lambda: AdminAnswer(200, self._vitals.report),
-            probe=send_probe,
+            probe=self._send_probe,
         )
 
 

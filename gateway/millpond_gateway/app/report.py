@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from millpond_common.contract.gateway_report import EndpointReport, GatewayReport, PoolReport
-from millpond_gateway.app.fleet import Fleet, PoolState
+from millpond_gateway.app.fleet import Fleet
+from millpond_gateway.app.pool import PoolState
 from millpond_gateway.routing.records import EndpointView
 
 
@@ -24,18 +25,18 @@ def make_report(
 
 def _report_pool(name: str, state: PoolState, now: float) -> PoolReport:
     endpoints = tuple(_report_endpoint(state, endpoint) for endpoint in state.router.endpoints)
-    demand = state.demand
+    demand = state.demand.view(now)
     return PoolReport(
         pool=name,
         endpoints=endpoints,
-        uncached_tokens_per_second_15=demand.uncached_tokens.compute_rate(15, now),
-        uncached_tokens_per_second_60=demand.uncached_tokens.compute_rate(60, now),
-        output_tokens_per_second_60=demand.output_tokens.compute_rate(60, now),
-        held_requests=0,
-        held_tokens=0,
+        uncached_tokens_per_second_15=demand.uncached_tokens_per_second_15,
+        uncached_tokens_per_second_60=demand.uncached_tokens_per_second_60,
+        output_tokens_per_second_60=demand.output_tokens_per_second_60,
+        held_requests=len(state.queue),
+        held_tokens=state.queue.num_tokens,
         queued_tokens=sum(endpoint.uncached_tokens for endpoint in endpoints),
-        ttft_p90_milliseconds=demand.compute_ttft_p90_milliseconds(now),
-        last_request_seconds_ago=demand.compute_last_seconds_ago(now),
+        ttft_p90_milliseconds=demand.ttft_p90_milliseconds,
+        last_request_seconds_ago=demand.last_request_seconds_ago,
     )
 
 

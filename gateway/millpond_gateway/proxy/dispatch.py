@@ -69,9 +69,14 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
 class Call(msgspec.Struct, frozen=True):
     """One request, understood."""
 
+    id: str
+    """Unique in this process, unlike `request_id`."""
     request_id: str
+    """The client's own, or made here."""
     path: str
     caller: Caller
+    client: str
+    """Address the client connected from."""
     body: ParsedBody
     session: bytes | None
     arrived_at: float
@@ -121,6 +126,9 @@ class Dispatcher(Protocol):
 
     def release(self, call: Call, target: Target, ending: Ending, now: float) -> None:
         """The attempt ended; called exactly once for each target."""
+
+    def finish(self, call: Call, record: Record, now: float) -> None:
+        """The request is over; called exactly once for each call that was submitted."""
 
     def note_epoch(self, target: Target, epoch: str, now: float) -> None:
         """An answer told the engine's epoch."""

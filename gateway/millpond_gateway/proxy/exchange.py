@@ -346,7 +346,9 @@ class Exchange:
             self._task = None
         self._release(outcome)
         self._drop_body()
-        self._relay.on_exchange_end(self, self._make_record(outcome, reason, traffic_class, endpoint))
+        record = self._make_record(outcome, reason, traffic_class, endpoint)
+        self._relay.dispatcher.finish(self._call, record, self._relay.now())
+        self._relay.on_exchange_end(self, record)
 
     def _release(self, outcome: Outcome) -> None:
         target, self._target = self._target, None

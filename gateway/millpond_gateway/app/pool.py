@@ -1,0 +1,366 @@
+"""One pool inside the gateway: admission, hold queue, routing, demand and the health of its replicas."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import xxhash
+
+from millpond_common.contract.blockkey import KeyScope
+from millpond_common.contract.openai import ApiError, ErrorCode
+from millpond_gateway.app.prompt import make_prompt_keys
+from millpond_gateway.flow.admission import (
+    PoolView,
+    compute_hold_seconds,
+    decide_admission,
+    decide_expired,
+    may_start,
+)
+from millpond_gateway.flow.budget import Budgets
+from millpond_gateway.flow.demand import DemandBook
+from millpond_gateway.flow.outliers import Evidence, OutlierBook, OutlierVerdict, classify_status
+from millpond_gateway.flow.queue import HoldQueue
+from millpond_gateway.flow.records import (
+    Action,
+    ClassPolicy,
+    FlowReason,
+    FlowSettings,
+    HeldRequest,
+    TenantPolicy,
+    Verdict,
+)
+from millpond_gateway.proxy import headers
+from millpond_gateway.proxy.dispatch import FAULTS, Call, Decision, Ending, Outcome, Target, Waiter
+from millpond_gateway.proxy.http1 import Header
+from millpond_gateway.routing.keys import TokenEstimator
+from millpond_gateway.routing.records import Choice, ChoiceReason, EndpointView, RequestView
+from millpond_gateway.routing.router import Router
+from millpond_gateway.routing.settings import RoutingSettings
+from millpond_gateway.world.records import PoolView as PoolSpec
+
+_DEFAULT_OUTPUT_TOKENS = 256
+_NO_OUTLIERS = OutlierVerdict(frozenset(), frozenset(), frozenset(), capped=False)
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A held request and whom to tell."""
+
+    call: Call
+    request: RequestView
+    tried: frozenset[str]
+    waiter: Waiter
+
+
+class PoolState:
+    """Decides for one pool; every method is synchronous and takes `now`."""
+
+    def __init__(
+        self, spec: PoolSpec, *, seed: int, flow: FlowSettings, count_keys: Callable[[str], None], now: float
+    ) -> None:
+        self.spec = spec
+        self._count_keys = count_keys
+        self._flow = flow
+        self.router = Router(spec.name, make_routing_settings(spec), seed=seed)
+        self.demand = DemandBook(now)
+        self.queue = HoldQueue(flow)
+        self.budgets = Budgets()
+        self.outliers = OutlierBook()
+        self.verdict = _NO_OUTLIERS
+        self.estimator = TokenEstimator()
+        self._waiting: dict[str, Waiting] = {}
+        self._pumping = False
+        self.set_spec(spec)
+
+    def set_spec(self, spec: PoolSpec) -> None:
+        """Follow a changed pool; what is open, held or learned stays."""
+        self.spec = spec
+        self.router.set_settings(make_routing_settings(spec))
+        self._flow = msgspec.structs.replace(self._flow, cold_start_hold_seconds=spec.cold_start_hold_seconds)
+        tenants = [
+            TenantPolicy(name=entry.name, weight=entry.weight, max_concurrency=entry.max_concurrency)
+            for entry in spec.tenants
+        ]
+        self._classes = {entry.name: make_class_policy(entry) for entry in spec.classes}
+        self.queue.set_policies(self._classes.values(), tenants)
+        self.budgets.set_policies(tenants)
+
+    def set_endpoints(self, endpoints: tuple[EndpointView, ...], now: float) -> None:
+        """Follow changed replicas; held requests may have found one."""
+        self.router.update_endpoints(endpoints)
+        self.outliers.keep_only(endpoint.uid for endpoint in endpoints)
+        self.pump(now)
+
+    # Requests.
+
+    def submit(
+        self, call: Call, adapter: str, tried: frozenset[str], waiter: Waiter, now: float, *, debug: bool
+    ) -> Decision | None:
+        """Admit, hold or shed; a repeated attempt was admitted before and is not judged again."""
+        request = self.make_request(call, adapter)
+        excluded = tried
+        if call.caller.pin:
+            excluded = frozenset(view.uid for view in self.router.endpoints if view.uid != call.caller.pin)
+        choice = self.router.choose(request, now, excluded=excluded)
+        if tried or call.caller.pin:
+            return self._bind(request, choice, tried, now, debug=debug)
+        self._count_keys(request.prompt.kind.value)
+        self.demand.arrive(choice.score.uncached_tokens if choice.score else request.prompt.num_tokens, now)
+        refusal = self._reserve_budget(call, request, now)
+        if refusal is not None:
+            return refusal
+        view, policy = self._view(choice, request), self._find_class(request.traffic_class)
+        verdict = decide_admission(view, policy, self._flow)
+        if verdict.action is Action.ADMIT:
+            return self._bind(request, choice, tried, now, debug=debug)
+        if verdict.action is Action.SHED:
+            return self._shed(verdict, choice)
+        return self._hold(Waiting(call, request, tried, waiter), choice, verdict.reason, now)
+
+    def _bind(
+        self, request: RequestView, choice: Choice, tried: frozenset[str], now: float, *, debug: bool = False
+    ) -> Decision:
+        if choice.endpoint is None:
+            return refuse_choice(self.spec, choice, tried)
+        reservation = self.router.reserve(request, choice, now)
+        return Target(
+            choice.endpoint,
+            self.spec.name,
+            reservation.id,
+            request.traffic_class,
+            make_debug(choice) if debug else (),
+        )
+
+    def _reserve_budget(self, call: Call, request: RequestView, now: float) -> ApiError | None:
+        tokens = request.prompt.num_tokens + (request.max_output_tokens or request.expected_output_tokens)
+        verdict = self.budgets.reserve(call.id, call.caller.tenant, tokens, now)
+        return None if verdict.action is Action.ADMIT else make_refusal(self.spec, verdict)
+
+    def _hold(self, waiting: Waiting, choice: Choice, reason: FlowReason, now: float) -> Decision | None:
+        request = waiting.request
+        held = HeldRequest(
+            request_id=waiting.call.id,
+            tenant=request.tenant,
+            traffic_class=request.traffic_class,
+            uncached_tokens=choice.score.uncached_tokens if choice.score else request.prompt.num_tokens,
+            num_bytes=waiting.call.body.num_bytes,
+            arrived_at=now,
+            expires_at=now + compute_hold_seconds(reason, self._flow),
+        )
+        full = self.queue.add(held)
+        if full is not None:
+            hint = max(1, math.ceil(self.queue.num_tokens / max(1.0, self._compute_speed())))
+            return make_refusal(self.spec, Verdict(Action.SHED, full, min(120, hint)))
+        self._waiting[waiting.call.id] = waiting
+        return None
+
+    def withdraw(self, call: Call, now: float) -> None:
+        """A held request's client left."""
+        self.queue.remove(call.id)
+        self._waiting.pop(call.id, None)
+
+    def pump(self, now: float) -> None:
+        """Bind held requests while the fleet has room for the one whose turn it is."""
+        if self._pumping or not len(self.queue):
+            return
+        self._pumping = True  # a waiter may fail at once and come back here
+        try:
+            while self._pump_one(now):
+                pass
+        finally:
+            self._pumping = False
+
+    def _pump_one(self, now: float) -> bool:
+        held = self.queue.peek(now)
+        if held is None:
+            return False
+        waiting = self._waiting[held.request_id]
+        choice = self.router.choose(waiting.request, now, excluded=waiting.tried)
+        view = self._view(choice, waiting.request)
+        if not may_start(view, self._find_class(held.traffic_class), self._flow):
+            return False
+        self.queue.take(held.request_id, now)
+        del self._waiting[held.request_id]
+        waiting.waiter(self._bind(waiting.request, choice, waiting.tried, now))
+        return True
+
+    def expire(self, now: float) -> None:
+        """Answer what was held too long."""
+        for held in self.queue.expire(now):
+            waiting = self._waiting.pop(held.request_id)
+            choice = self.router.choose(waiting.request, now, excluded=waiting.tried)
+            view = self._view(choice, waiting.request)
+            verdict = decide_expired(view, self._find_class(held.traffic_class), self._flow)
+            waiting.waiter(self._shed(verdict, choice))
+
+    # Attempts.
+
+    def release(self, call: Call, target: Target, ending: Ending, now: float) -> None:
+        """Free a reservation, audit the index, judge the replica."""
+        usage = ending.usage if ending.outcome is Outcome.COMPLETED else None
+        self.router.release(target.reservation, usage)
+        evidence = judge_attempt(ending)
+        if evidence is not None:
+            client = call.caller.tenant or call.client
+            if call.caller.pin:
+                self.outliers.note_probe(target.endpoint.uid, ok=evidence is Evidence.SUCCESS)
+            else:
+                self.outliers.note(target.endpoint.uid, evidence, client=client, now=now)
+        self.pump(now)
+
+    def finish(
+        self, call: Call, ending: Ending, *, first_byte_seconds: float | None, traffic_class: str, now: float
+    ) -> None:
+        """The request is over, however many attempts it took."""
+        usage = ending.usage
+        used = usage.prompt_tokens + usage.output_tokens if usage is not None else 0
+        self.budgets.settle(call.id, used, now)
+        if usage is not None:
+            self.estimator.observe(
+                num_bytes=len(call.body.prompt) + len(call.body.template), prompt_tokens=usage.prompt_tokens
+            )
+            self.demand.output(usage.output_tokens, now)
+        if first_byte_seconds is not None and ending.status == 200 and call.body.stream:
+            self.demand.first_token(traffic_class, first_byte_seconds, now)
+
+    def judge(self, now: float) -> None:
+        """Eject failing replicas, within the cap."""
+        ready = [view.uid for view in self.router.endpoints if view.ready and not view.cordoned]
+        verdict = self.outliers.decide(ready, now)
+        if verdict.ejected != self.verdict.ejected:
+            self.router.set_ejected(verdict.ejected)
+        self.verdict = verdict
+
+    # Views.
+
+    def make_request(self, call: Call, adapter: str) -> RequestView:
+        """The request as routing sees it."""
+        body, tenant = call.body, call.caller.tenant
+        scope = KeyScope(
+            model=self.spec.model,
+            block_tokens=self.spec.block_tokens,
+            adapter=adapter,
+            namespace=f"{tenant}/{body.cache_salt}" if body.cache_salt else tenant,
+        )
+        limit = body.max_output_tokens
+        expected = _DEFAULT_OUTPUT_TOKENS if limit is None else min(limit, _DEFAULT_OUTPUT_TOKENS)
+        return RequestView(
+            request_id=call.id,
+            prompt=make_prompt_keys(body, scope, self.estimator.bytes_per_token),
+            max_output_tokens=limit,
+            expected_output_tokens=expected * body.num_choices,
+            traffic_class=body.service_tier
+            if body.service_tier in self._classes
+            else self.spec.default_class,
+            tenant=tenant,
+            session=xxhash.xxh3_64_intdigest(call.session) if call.session else None,
+            adapter=adapter,
+        )
+
+    def _view(self, choice: Choice, request: RequestView) -> PoolView:
+        best = min(choice.scores, key=lambda score: score.queue_seconds, default=None)
+        endpoints = self.router.endpoints
+        return PoolView(
+            num_endpoints=len(endpoints),
+            num_routable=len(choice.scores),
+            queue_seconds=best.queue_seconds if best is not None else None,
+            own_seconds=best.uncached_tokens / best.tokens_per_second if best is not None else 0.0,
+            tokens_per_second=sum(score.tokens_per_second for score in choice.scores),
+            starting=self.spec.cold_start_hold_seconds > 0,
+            num_held=len(self.queue),
+            held_tokens=self.queue.num_tokens,
+            gated=self.queue.is_gated(self._find_class(request.traffic_class)),
+        )
+
+    def _find_class(self, name: str) -> ClassPolicy:
+        return self.queue.find_class(name)
+
+    def _compute_speed(self) -> float:
+        return sum(
+            self.router.speeds.tokens_per_second(view.uid) for view in self.router.endpoints if view.ready
+        )
+
+    def _shed(self, verdict: Verdict, choice: Choice) -> ApiError:
+        if verdict.reason is FlowReason.NO_REPLICA and choice.endpoint is None:
+            return refuse_choice(self.spec, choice, frozenset())
+        return make_refusal(self.spec, verdict)
+
+
+def make_routing_settings(spec: PoolSpec) -> RoutingSettings:
+    """How the pool routes."""
+    return RoutingSettings(policy=spec.policy, price_of_recompute=spec.price_of_recompute)
+
+
+def make_class_policy(entry: msgspec.Struct) -> ClassPolicy:
+    """A traffic class as admission sees it."""
+    return msgspec.convert(msgspec.structs.asdict(entry), ClassPolicy)
+
+
+def make_refusal(spec: PoolSpec, verdict: Verdict) -> ApiError:
+    """A shed request's answer: status, enumerated reason, and when to come again."""
+    code = (
+        ErrorCode.SATURATED
+        if verdict.code is ErrorCode.OVERLOADED and verdict.status == 429
+        else verdict.code
+    )
+    return ApiError(
+        code,
+        f"{spec.model}: {_EXPLANATIONS.get(verdict.reason, 'too busy')} ({verdict.reason.value})",
+        retry_after_seconds=verdict.retry_after_seconds,
+    )
+
+
+_EXPLANATIONS = {
+    FlowReason.TENANT_CONCURRENCY: "the tenant has as many requests open as it may",
+    FlowReason.TENANT_TOKENS: "the tenant's tokens of this minute are used up",
+    FlowReason.TOKENS_NEVER_FIT: "the request asks for more tokens than the tenant may ever use at once",
+    FlowReason.COLD_START: "the pool is starting and was not ready in time",
+    FlowReason.HOLD_EXPIRED: "no replica became free in time",
+    FlowReason.SHEDDABLE: "every replica is busy and this class is not held",
+    FlowReason.QUEUE_FULL: "too many requests are waiting",
+    FlowReason.HELD_BYTES: "the waiting requests are too large together",
+}
+
+
+def refuse_choice(spec: PoolSpec, choice: Choice, tried: frozenset[str]) -> ApiError:
+    """Why no replica took the request: 502 after failed attempts, 503 when there was none to ask."""
+    if tried:
+        message = f"every replica of {spec.model} that could be asked failed or was overloaded"
+        return ApiError(ErrorCode.REPLICA_FAILED, message, retry_after_seconds=1)
+    if choice.reason is ChoiceReason.NO_ENDPOINT:
+        return ApiError(ErrorCode.NO_REPLICA, f"{spec.model} has no replica now", retry_after_seconds=5)
+    counts: dict[str, int] = {}
+    for drop in choice.drops:
+        counts[drop.reason.value] = counts.get(drop.reason.value, 0) + 1
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
+    message = f"no replica of {spec.model} can take the request: {reasons}"
+    return ApiError(ErrorCode.NO_REPLICA, message, retry_after_seconds=5)
+
+
+def make_debug(choice: Choice) -> tuple[Header, ...]:
+    """Headers that show which replica was chosen and from which numbers."""
+    assert choice.endpoint is not None
+    terms = [
+        f"{score.uid}={score.total_seconds:.6f}(queue={score.queue_seconds:.6f},own={score.own_seconds:.6f},"
+        f"decode={score.decode_seconds:.6f},affinity={score.affinity_seconds:.6f},cached={score.cached_tokens})"
+        for score in choice.scores[:16]
+    ]
+    text = f"{choice.policy.value}/{choice.reason.value}; " + "; ".join(terms)
+    return (
+        (headers.ENDPOINT, choice.endpoint.pod.encode("latin-1", "replace")),
+        (headers.DECISION, text.encode("latin-1", "replace")),
+    )
+
+
+def judge_attempt(ending: Ending) -> Evidence | None:
+    """What an attempt says about its replica; None when it says nothing."""
+    if ending.outcome in FAULTS:
+        return Evidence.FAULT
+    if ending.outcome is Outcome.OVERLOADED:
+        return Evidence.OVERLOAD
+    if ending.outcome is Outcome.COMPLETED and ending.status is not None:
+        return classify_status(ending.status, retry_after=ending.status == 503)
+    return None
