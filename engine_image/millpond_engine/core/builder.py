@@ -139,4 +139,5 @@ def _make_new_row(sequence: Sequence) -> NewRow:
         stop_token_ids=tuple(sorted(group.ends)),
         min_tokens=group.request.stop.min_tokens,
         adapter=group.request.adapter,
+        request_id=group.request.request_id,
     )
