@@ -1,0 +1,73 @@
+{{/* What the programs may do. A test compares these rules with the calls they make. */}}
+
+{{/* In the namespaces that are served. */}}
+{{- define "millpond.operatorRules" -}}
+- apiGroups: [millpond.dev]
+  resources: [inferencepools]
+  verbs: [get, list, watch, patch]
+- apiGroups: [millpond.dev]
+  resources: [inferencepools/status]
+  verbs: [get, patch]
+# Owner references that block the owner's deletion.
+- apiGroups: [millpond.dev]
+  resources: [inferencepools/finalizers]
+  verbs: [update]
+- apiGroups: [apps]
+  resources: [deployments]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [services, configmaps, serviceaccounts, persistentvolumeclaims]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [rolebindings]
+  verbs: [get, list, watch, create, patch, delete]
+# Gateways get this one role and no other.
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [{{ ternary "clusterroles" "roles" (eq .Values.scope "Cluster") }}]
+  resourceNames: [{{ include "millpond.gatewayRoleName" . }}]
+  verbs: [bind]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, patch, delete]
+# The first useful line of a failed container, for the pool's status.
+- apiGroups: [""]
+  resources: [pods/log]
+  verbs: [get]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [get, create, patch]
+{{- with .Values.rbac.secretNames }}
+- apiGroups: [""]
+  resources: [secrets]
+  resourceNames: {{ toJson . }}
+  verbs: [get]
+{{- end }}
+{{- end -}}
+
+{{/* Across the cluster, where it is allowed to look: free room of the nodes, for rollouts that know capacity. */}}
+{{- define "millpond.operatorClusterRules" -}}
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [list]
+{{- end -}}
+
+{{- define "millpond.gatewayRules" -}}
+- apiGroups: [millpond.dev]
+  resources: [inferencepools]
+  verbs: [get, list, watch]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch]
+{{- with .Values.rbac.secretNames }}
+- apiGroups: [""]
+  resources: [secrets]
+  resourceNames: {{ toJson . }}
+  verbs: [get]
+{{- end }}
+{{- end -}}
