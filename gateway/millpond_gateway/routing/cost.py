@@ -1,17 +1,18 @@
 """The routing rule: cost of a replica in seconds, term by term.
 
-    cost(r) = U[r]/s[r] + λ·u/s[r] + D(r)  (+ affinity)
+    cost(r) = U[r]/s[r] + (λ·u + σ·v)/s[r] + D(r)  (+ affinity)
 
-U are uncached tokens reserved on r whose first token has not come, u the request's own uncached tokens, s the
-learned prefill speed, D decode pressure: about zero while KV blocks are free, steep near the block limit.
+U are uncached tokens reserved on r whose first token has not come, s the learned prefill speed, D decode
+pressure: about zero while KV blocks are free, steep near the block limit. The request's own missing tokens fall
+into two kinds: v belong to a prefix that several sessions share, u to this request alone. Recomputing u delays
+everybody later, by λ; recomputing v makes a second copy that later requests use, so it costs its time alone.
+λ follows the pool's utilization up to its setting.
 """
 
 from __future__ import annotations
 
-import math
-
 from millpond_gateway.routing.index import Prediction
-from millpond_gateway.routing.records import EndpointView, ReplicaLoad, RequestView, Role, Score
+from millpond_gateway.routing.records import EndpointView, Policy, ReplicaLoad, RequestView, Role, Score
 from millpond_gateway.routing.settings import RoutingSettings
 
 
@@ -22,14 +23,31 @@ def compute_score(
     settings: RoutingSettings,
     *,
     prediction: Prediction,
+    shared_tokens: int,
     tokens_per_second: float,
+    price: float,
     away_from_home: bool,
 ) -> Score:
-    """Cost of serving `request` on `endpoint`; `away_from_home`: its session was served elsewhere before."""
+    """Cost of serving `request` on `endpoint`.
+
+    Args:
+        endpoint: the candidate.
+        load: what is reserved on it.
+        request: the request.
+        settings: the pool's.
+        prediction: what the candidate is expected to hold of the prompt.
+        shared_tokens: leading prompt tokens that several sessions share.
+        tokens_per_second: learned speed.
+        price: λ for this choice; see `compute_price`.
+        away_from_home: the session was served elsewhere before.
+    """
     uncached = compute_uncached_tokens(request, prediction.cached_tokens)
     queue_seconds = load.queued_tokens / tokens_per_second
-    own_seconds = settings.price_of_recompute * uncached / tokens_per_second
-    decode_seconds = compute_decode_pressure(endpoint, load, request, settings) / tokens_per_second
+    missing_shared = min(max(shared_tokens - prediction.cached_tokens, 0), uncached)
+    own_tokens = price * (uncached - missing_shared) + settings.price_of_sharing * missing_shared
+    own_seconds = own_tokens / tokens_per_second
+    decode_tokens = compute_decode_pressure(endpoint, load, request, settings, uncached_tokens=uncached)
+    decode_seconds = decode_tokens / tokens_per_second
     affinity_seconds = settings.affinity_tokens / tokens_per_second if away_from_home else 0.0
     return Score(
         endpoint.uid,
@@ -47,6 +65,18 @@ def compute_score(
     )
 
 
+def compute_price(utilization: float, settings: RoutingSettings) -> float:
+    """λ for the pool's utilization: work added to a queue at utilization u delays later arrivals 1/(1-u) times.
+
+    At most `price_of_recompute`; policy Prefix always pays its own, high price.
+    """
+    if settings.policy is Policy.PREFIX:
+        return settings.prefix_price_of_recompute
+    if utilization >= 1.0:
+        return settings.price_of_recompute
+    return min(1.0 / (1.0 - max(utilization, 0.0)), settings.price_of_recompute)
+
+
 def compute_uncached_tokens(request: RequestView, cached_tokens: int) -> int:
     """Prompt tokens a replica must compute: even a full hit computes the last one; a decode leg none."""
     if request.role is Role.DECODE:
@@ -55,7 +85,12 @@ def compute_uncached_tokens(request: RequestView, cached_tokens: int) -> int:
 
 
 def compute_decode_pressure(
-    endpoint: EndpointView, load: ReplicaLoad, request: RequestView, settings: RoutingSettings
+    endpoint: EndpointView,
+    load: ReplicaLoad,
+    request: RequestView,
+    settings: RoutingSettings,
+    *,
+    uncached_tokens: int,
 ) -> float:
     """Decode pressure in prefill tokens.
 
@@ -66,19 +101,22 @@ def compute_decode_pressure(
     pressure = price * load.output_tokens
     if endpoint.num_blocks is None:
         return pressure
-    needed = load.kv_blocks + compute_kv_blocks(endpoint, request)
+    needed = load.decoding_blocks + compute_kv_blocks(endpoint, request, uncached_tokens)
     soft_limit = endpoint.num_blocks * settings.kv_soft_percent // 100
     if needed > soft_limit:
         pressure += settings.price_of_recompute * (needed - soft_limit) * endpoint.block_tokens
     return pressure
 
 
-def compute_kv_blocks(endpoint: EndpointView, request: RequestView) -> int:
-    """Blocks that hold prompt and expected output; shared prefixes count in full, which errs on the safe side."""
-    if request.role is Role.PREFILL:
-        return math.ceil(request.prompt.num_tokens / endpoint.block_tokens)
-    tokens = request.prompt.num_tokens + request.expected_output_tokens
-    return math.ceil(tokens / endpoint.block_tokens)
+def compute_kv_blocks(endpoint: EndpointView, request: RequestView, uncached_tokens: int) -> int:
+    """Blocks the request takes from the free ones: cached ones are there already, shared by whoever uses them."""
+    if request.role is Role.DECODE:
+        tokens = request.prompt.num_tokens + request.expected_output_tokens
+    elif request.role is Role.PREFILL:
+        tokens = uncached_tokens
+    else:
+        tokens = uncached_tokens + request.expected_output_tokens
+    return -(-tokens // endpoint.block_tokens)
 
 
 def compute_tie_band(best: Score, settings: RoutingSettings) -> float:

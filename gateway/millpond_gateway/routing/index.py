@@ -34,6 +34,15 @@ class Prediction(NamedTuple):
 NOTHING = Prediction(0, 0, None)
 
 
+class Predictions(NamedTuple):
+    """What the index expects of one prompt."""
+
+    replicas: dict[str, Prediction]
+    """Replicas that are expected to hold nothing are absent."""
+    shared_tokens: int
+    """Leading tokens that several sessions share."""
+
+
 class IndexTotals(NamedTuple):
     """Sums over finished requests: three series that tell workload, routing and index loss apart."""
 
@@ -100,12 +109,12 @@ class PrefixIndex:
         """The endpoint has no events any more: go on without that layer."""
         self._streams.pop(uid, None)
 
-    def predict(self, prompt: PromptKeys, now: float) -> dict[str, Prediction]:
-        """Prediction per replica; absent means nothing is expected."""
+    def predict(self, prompt: PromptKeys, now: float) -> Predictions:
+        """Predictions for one prompt."""
         keys = prompt.keys
         if not keys:
-            return {}
-        routed = self.routed.match(keys, now)
+            return Predictions({}, 0)
+        routed, num_shared = self.routed.match(keys, now)
         limit = max(prompt.num_tokens - 1, 0)
         per_key = prompt.tokens_per_key
         found: dict[str, Prediction] = {}
@@ -117,7 +126,7 @@ class PrefixIndex:
             prediction = self._blend(stream, uid, prompt, routed.get(uid, _NO_ROUTED), now)
             if prediction.cached_tokens or prediction.routed_tokens:
                 found[uid] = prediction
-        return found
+        return Predictions(found, min(int(num_shared * per_key), limit))
 
     def note_routed(self, endpoint: EndpointView, keys: Sequence[int], now: float) -> None:
         """Enter a routed prompt."""

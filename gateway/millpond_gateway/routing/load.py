@@ -12,12 +12,20 @@ OWN = ""
 
 
 class _Totals:
-    __slots__ = ("kv_blocks", "num_decoding", "num_prefilling", "output_tokens", "queued_tokens")
+    __slots__ = (
+        "decoding_blocks",
+        "kv_blocks",
+        "num_decoding",
+        "num_prefilling",
+        "output_tokens",
+        "queued_tokens",
+    )
 
     def __init__(self) -> None:
         self.queued_tokens = 0
         self.output_tokens = 0
         self.kv_blocks = 0
+        self.decoding_blocks = 0
         self.num_prefilling = 0
         self.num_decoding = 0
 
@@ -28,6 +36,10 @@ class _Totals:
     def book_prefill(self, reservation: Reservation, sign: int) -> None:
         self.queued_tokens += sign * reservation.uncached_tokens
         self.num_prefilling += sign
+
+    def book_decode(self, reservation: Reservation, sign: int) -> None:
+        self.decoding_blocks += sign * reservation.kv_blocks
+        self.num_decoding += sign
 
 
 class _Replica:
@@ -83,7 +95,7 @@ class LoadBook:
         entry.decoding = True
         for totals in self._replicas[entry.reservation.uid].totals(origin):
             totals.book_prefill(entry.reservation, -1)
-            totals.num_decoding += 1
+            totals.book_decode(entry.reservation, 1)
         return entry.reservation
 
     def release(self, reservation_id: int, origin: str = OWN) -> Reservation | None:
@@ -100,7 +112,7 @@ class LoadBook:
         for totals in replica.totals(origin):
             totals.book(reservation, -1)
             if entry.decoding:
-                totals.num_decoding -= 1
+                totals.book_decode(reservation, -1)
             else:
                 totals.book_prefill(reservation, -1)
         if not replica.entries:
@@ -143,7 +155,7 @@ class LoadBook:
         return _EMPTY if replica is None else _make_view(replica, replica.own)
 
 
-_EMPTY = ReplicaLoad(0, 0, 0, 0, 0, 0)
+_EMPTY = ReplicaLoad(0, 0, 0, 0, 0, 0, 0)
 
 
 def _make_view(replica: _Replica, totals: _Totals) -> ReplicaLoad:
@@ -151,6 +163,7 @@ def _make_view(replica: _Replica, totals: _Totals) -> ReplicaLoad:
         totals.queued_tokens,
         totals.output_tokens,
         totals.kv_blocks,
+        totals.decoding_blocks,
         totals.num_prefilling,
         totals.num_decoding,
         replica.own.num_prefilling + replica.own.num_decoding,

@@ -216,6 +216,8 @@ class ReplicaLoad(msgspec.Struct, frozen=True, gc=False):
     output_tokens: int
     """Expected output tokens of open requests."""
     kv_blocks: int
+    decoding_blocks: int
+    """Part of them whose first token has come: requests still queued in the engine hold none yet."""
     num_prefilling: int
     num_decoding: int
     num_own_open: int

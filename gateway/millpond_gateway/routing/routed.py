@@ -29,6 +29,15 @@ class RoutedMatch(NamedTuple):
     """The part that was routed so recently that no event can be expected yet."""
 
 
+class RoutedMatches(NamedTuple):
+    """What the index knows of one prompt."""
+
+    replicas: dict[str, RoutedMatch]
+    """Replicas without any leading block are absent."""
+    num_shared_blocks: int
+    """Leading blocks after which routed prompts went different ways: a system prompt, not one session's history."""
+
+
 class _Node:
     __slots__ = ("children", "holds", "keys", "parent")
 
@@ -98,16 +107,20 @@ class RoutedIndex:
         replica = self._replicas.get(uid)
         return 0 if replica is None else replica.num_blocks
 
-    def match(self, keys: Sequence[int], now: float) -> dict[str, RoutedMatch]:
-        """Leading blocks per replica; replicas without any are absent."""
+    def match(self, keys: Sequence[int], now: float) -> RoutedMatches:
+        """Leading blocks per replica, and how many of them are shared among prompts."""
         recent_since = now - self._speculative_seconds
         found: dict[str, RoutedMatch] = {}
         node = self._root
         position = 0
+        num_shared = 0
         while position < len(keys):
             child = node.children.get(keys[position])
             if child is None:
+                num_shared = position if node.children else num_shared
                 break
+            if len(node.children) > 1:
+                num_shared = position
             length = _common_length(child.keys, keys, position)
             for uid, hold in child.holds.items():
                 before = found.get(uid)
@@ -116,11 +129,12 @@ class RoutedIndex:
                 blocks = position + min(hold.depth, length)
                 recent = blocks if hold.routed_at >= recent_since else 0
                 found[uid] = RoutedMatch(blocks, recent or (before.num_recent_blocks if before else 0))
-            if length < len(child.keys):
-                break
             position += length
+            if length < len(child.keys):
+                num_shared = position if position < len(keys) else num_shared
+                break
             node = child
-        return found
+        return RoutedMatches(found, num_shared)
 
     def insert(self, uid: str, keys: Sequence[int], *, capacity: int, now: float) -> None:
         """Note that `uid` was sent a prompt with these keys; evict past `capacity` blocks and past the byte bound."""

@@ -14,7 +14,8 @@ from typing import Protocol
 import msgspec
 
 from millpond_gateway.routing.candidates import filter_candidates
-from millpond_gateway.routing.cost import compute_kv_blocks, compute_score
+from millpond_gateway.routing.cost import compute_kv_blocks, compute_price, compute_score
+from millpond_gateway.routing.demand import WorkRate
 from millpond_gateway.routing.index import NOTHING, PrefixIndex
 from millpond_gateway.routing.load import OWN, LoadBook
 from millpond_gateway.routing.partition import choose_by_hash
@@ -58,6 +59,7 @@ class Router:
         self.load = LoadBook()
         self.speeds = SpeedBook(settings.default_tokens_per_second)
         self.index = PrefixIndex(settings)
+        self.work = WorkRate()
         self.sessions = SessionBook()
         self.stability = StabilityBook()
         self._chooser = Chooser(seed)
@@ -172,7 +174,7 @@ class Router:
             epoch=endpoint.epoch,
             uncached_tokens=choice.score.uncached_tokens,
             cached_tokens=choice.score.cached_tokens,
-            kv_blocks=compute_kv_blocks(endpoint, request),
+            kv_blocks=compute_kv_blocks(endpoint, request, choice.score.uncached_tokens),
             output_tokens=request.expected_output_tokens,
             reserved_at=now,
             session=request.session,
@@ -240,23 +242,22 @@ class Router:
     def _score(self, candidates: list[EndpointView], request: RequestView, now: float) -> list[Score]:
         predictions = self.index.predict(request.prompt, now)
         home = self.sessions.find(request.session)
-        settings = self.settings
         view = self.load.view if self._partition_gateways == 1 else self._scaled_own_view
-        if settings.policy is Policy.PREFIX:
-            settings = msgspec.structs.replace(
-                settings, price_of_recompute=settings.prefix_price_of_recompute
-            )
+        speeds = [self.speeds.tokens_per_second(endpoint.uid) for endpoint in candidates]
+        price = compute_price(self.work.per_second(now) / sum(speeds), self.settings)
         return [
             compute_score(
                 endpoint,
                 view(endpoint.uid),
                 request,
-                settings,
-                prediction=predictions.get(endpoint.uid, NOTHING),
-                tokens_per_second=self.speeds.tokens_per_second(endpoint.uid),
+                self.settings,
+                prediction=predictions.replicas.get(endpoint.uid, NOTHING),
+                shared_tokens=predictions.shared_tokens,
+                tokens_per_second=speed,
+                price=price,
                 away_from_home=home is not None and home != endpoint.uid,
             )
-            for endpoint in candidates
+            for endpoint, speed in zip(candidates, speeds, strict=True)
         ]
 
     def _scaled_own_view(self, uid: str) -> ReplicaLoad:
@@ -267,10 +268,11 @@ class Router:
             own,
             queued_tokens=own.queued_tokens * factor,
             output_tokens=own.output_tokens * factor,
-            kv_blocks=own.kv_blocks * factor,
+            decoding_blocks=own.decoding_blocks * factor,
         )
 
     def _note_routed(self, reservation: Reservation, keys: Sequence[int], now: float) -> None:
+        self.work.add(reservation.uncached_tokens, now)
         endpoint = self._endpoints.get(reservation.uid)
         if endpoint is None:
             return

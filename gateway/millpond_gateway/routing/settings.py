@@ -23,7 +23,9 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Seed of block keys; gateway and engines of a pool share it."""
     policy: Policy = Policy.AUTO
     price_of_recompute: float = 5.0
-    """λ: recomputing a token against queueing behind one (`spec.gateway.priceOfRecompute`)."""
+    """Highest λ: recomputing a token against queueing behind one (`spec.gateway.priceOfRecompute`); less at low load."""
+    price_of_sharing: float = 1.0
+    """λ of tokens that several sessions share: a second copy serves later requests too, so only its own time counts."""
     prefix_price_of_recompute: float = 50.0
     """λ of policy Prefix: nearly always the longest prefix, yet never whatever the queue."""
     tie_tokens: float = 64.0
