@@ -1,0 +1,54 @@
+"""Numbers of a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from millpond_simulator.fleet import Outcome
+
+
+class Results(msgspec.Struct, frozen=True, kw_only=True):
+    """One replay's figures; times in seconds."""
+
+    num_requests: int
+    hit_rate: float
+    """Share of prompt tokens served from a replica's cache."""
+    prediction_error: float
+    """Sum of |predicted - real| cached tokens over the sum of real ones."""
+    ttft_mean: float
+    ttft_p50: float
+    ttft_p99: float
+    share_within_2s: float
+    output_tokens_per_second: float
+    """Over the time from the first arrival to the last end."""
+
+
+def compute_results(outcomes: Sequence[Outcome]) -> Results:
+    """Figures over all requests that ended well.
+
+    Raises:
+        ValueError: when none did.
+    """
+    if not outcomes:
+        raise ValueError("no request ended: the trace is empty or every replica failed")
+    times = sorted(outcome.ttft_seconds for outcome in outcomes)
+    cached = sum(outcome.cached_tokens for outcome in outcomes)
+    span = max(o.ended_at for o in outcomes) - min(o.arrived_at for o in outcomes)
+    errors = sum(abs(outcome.predicted_tokens - outcome.cached_tokens) for outcome in outcomes)
+    return Results(
+        num_requests=len(outcomes),
+        hit_rate=cached / sum(outcome.num_tokens for outcome in outcomes),
+        prediction_error=errors / cached if cached else 0.0,
+        ttft_mean=sum(times) / len(times),
+        ttft_p50=pick_percentile(times, 50),
+        ttft_p99=pick_percentile(times, 99),
+        share_within_2s=sum(time <= 2.0 for time in times) / len(times),
+        output_tokens_per_second=sum(outcome.output_tokens for outcome in outcomes) / max(span, 1e-9),
+    )
+
+
+def pick_percentile(ordered: Sequence[float], percent: int) -> float:
+    """Value at or above which `100 - percent` percent of an ordered sequence lie (nearest rank)."""
+    return ordered[min(max(-(-len(ordered) * percent // 100) - 1, 0), len(ordered) - 1)]
