@@ -101,6 +101,12 @@ def _add_children(parser: _Parser) -> None:
     add("--gateway-cpu", "CPU request of a gateway pod (default %(default)s)", default="250m")
     add("--gateway-memory", "memory request of a gateway pod (default %(default)s)", default="256Mi")
     add("--gateway-memory-limit", "memory limit of a gateway pod (default %(default)s)", default="1Gi")
+    add(
+        "--gateway-grace-seconds",
+        "grace period of a gateway pod (default %(default)s)",
+        type=int,
+        default=330,
+    )
     add("--gateway-arg", "further argument of the gateway; may be repeated", action="append", default=[])
     add(
         "--gateway-role-kind",
@@ -120,6 +126,11 @@ def _add_children(parser: _Parser) -> None:
         "write NetworkPolicies for engines and gateways (default %(default)s)",
         choices=["true", "false"],
         default="true",
+    )
+    add(
+        "--node-cache-path",
+        "directory of a node that pools with model cache type Node share (default %(default)s)",
+        default="/var/lib/millpond/models",
     )
     add("--cluster-domain", "DNS domain of the cluster (default %(default)s)", default="cluster.local")
 
@@ -167,6 +178,7 @@ def make_settings(options: argparse.Namespace) -> OperatorSettings:
         gateway_cpu=options.gateway_cpu,
         gateway_memory=options.gateway_memory,
         gateway_memory_limit=options.gateway_memory_limit,
+        gateway_grace_seconds=options.gateway_grace_seconds,
         gateway_args=tuple(options.gateway_arg),
         gateway_role_kind=options.gateway_role_kind,
         gateway_role_name=options.gateway_role_name,
@@ -174,8 +186,9 @@ def make_settings(options: argparse.Namespace) -> OperatorSettings:
         metrics_namespaces=tuple(options.metrics_namespace),
         network_policies=options.network_policies == "true",
         cluster_domain=options.cluster_domain,
+        node_cache_path=options.node_cache_path,
     )
-    for flag in ("gateway_replicas", "resync_seconds", "max_parallel"):
+    for flag in ("gateway_replicas", "gateway_grace_seconds", "resync_seconds", "max_parallel"):
         if getattr(options, flag) <= 0:
             raise SettingsError(f"--{flag.replace('_', '-')} must be above 0")
     return OperatorSettings(

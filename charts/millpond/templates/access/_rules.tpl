@@ -50,8 +50,13 @@
 {{- end }}
 {{- end -}}
 
-{{/* Across the cluster, where it is allowed to look: free room of the nodes, for rollouts that know capacity. */}}
+{{/* Across the cluster, where it is allowed to look. */}}
 {{- define "millpond.operatorClusterRules" -}}
+# Notices the CRD when it is installed after the operator.
+- apiGroups: [apiextensions.k8s.io]
+  resources: [customresourcedefinitions]
+  verbs: [list, watch]
+# Free room of the nodes, for rollouts that know capacity.
 - apiGroups: [""]
   resources: [nodes]
   verbs: [list]

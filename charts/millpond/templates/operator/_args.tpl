@@ -22,9 +22,7 @@
 {{- range .Values.gateway.extraArgs }}
 - {{ printf "--gateway-arg=%s" . | quote }}
 {{- end }}
-{{- if not .Values.networkPolicies.enabled }}
-- --no-network-policies
-{{- end }}
+- --network-policies={{ .Values.networkPolicies.enabled }}
 {{- range .Values.networkPolicies.metricsNamespaces }}
 - --metrics-namespace={{ . }}
 {{- end }}
