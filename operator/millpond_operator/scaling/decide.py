@@ -16,7 +16,7 @@ from millpond_operator.scaling.records import TOLERANCE, UTILISATION, Decision, 
 
 MAX_STEP = 4
 """Replicas added per loop at least; beyond that the count may double."""
-FLEET_UTILISATION = 0.7
+FLEET_UTILISATION = 0.6
 """A smaller fleet must carry the demand at no more than this: between it and UTILISATION nothing moves."""
 
 
@@ -92,42 +92,48 @@ def _go_up(snapshot: ScalingSnapshot, need: Need) -> Decision:
 def _go_down(snapshot: ScalingSnapshot, needs: tuple[Need, ...], need: Need, now: float) -> Decision:
     supply = snapshot.supply
     recommendation = math.ceil(need.replicas - 1e-9)
-    steady = _find_window_maximum(snapshot, recommendation, now)
+    floor = _compute_floor(needs)
+    steady = _find_window_maximum(snapshot, now)
+    if floor >= supply.wanted:
+        return Decision(supply.wanted, recommendation, need.reason, (ScalingReason.FLEET_MINUS_ONE,))
     if steady is None or steady >= supply.wanted:
         return Decision(supply.wanted, recommendation, need.reason, (ScalingReason.STABILIZING,))
-    floor = max(steady, 1)
-    if floor >= supply.ready:
-        # Only pending replicas go: they carry nothing, so no proof about the fleet is needed.
-        return Decision(floor, recommendation, need.reason)
-    fleet, bound = _find_smallest_fleet(snapshot, needs, floor)
-    return Decision(fleet, recommendation, need.reason, (bound,) if bound else ())
+    target = max(steady, floor, snapshot.warm_floor, 1)
+    kept = _find_fleet_worth_keeping(snapshot, target)
+    bounds = (ScalingReason.CACHED_VALUE,) if kept > target else ()
+    return Decision(kept, recommendation, need.reason, bounds)
 
 
-def _find_window_maximum(snapshot: ScalingSnapshot, recommendation: int, now: float) -> int | None:
-    """Highest recommendation of the stabilization window; None while the history does not cover it."""
+def _compute_floor(needs: tuple[Need, ...]) -> int:
+    """Smallest fleet that still meets every target with margin: above it nothing has to come back soon."""
+    careful = make_careful(needs, utilisation=FLEET_UTILISATION)
+    return max((math.ceil(need.replicas - 1e-9) for need in careful), default=0)
+
+
+def _find_window_maximum(snapshot: ScalingSnapshot, now: float) -> int | None:
+    """Highest floor of the stabilization window; None while the history does not cover it."""
     begin = now - snapshot.limits.stabilization_seconds
     if not snapshot.history or snapshot.history[0].at > begin:
         return None
-    return max([recommendation, *(r.replicas for r in snapshot.history if r.at >= begin)])
+    return max((r.replicas for r in snapshot.history if r.at >= begin), default=0)
 
 
-def _find_smallest_fleet(
-    snapshot: ScalingSnapshot, needs: tuple[Need, ...], floor: int
-) -> tuple[int, ScalingReason | None]:
-    """Smallest count, going down one by one from what is ready, that still meets every target."""
+def _find_fleet_worth_keeping(snapshot: ScalingSnapshot, target: int) -> int:
+    """Stop shrinking where the prompts that lose their cached prefix would no longer fit the rest.
+
+    Pending replicas hold no cache, so only what is ready is looked at.
+    """
+    arrivals = compute_arrivals(snapshot.demand) if snapshot.demand else None
+    capacity = snapshot.capacity.prefill_per_second
+    if arrivals is None or capacity is None or snapshot.victim_reuse_per_second <= 0:
+        return target
     fleet = snapshot.supply.ready
-    carried = make_careful(needs, utilisation=FLEET_UTILISATION)
-    capacity = snapshot.capacity.prefill_per_second or 0.0
-    while fleet > floor:
-        smaller = fleet - 1
-        if any(need.replicas > smaller for need in carried):
-            return fleet, ScalingReason.FLEET_MINUS_ONE
-        arrivals = compute_arrivals(snapshot.demand) if snapshot.demand else None
-        lost = snapshot.victim_reuse_per_second * (snapshot.supply.ready - smaller)
-        if lost > 0 and arrivals is not None and arrivals + lost > capacity * UTILISATION * smaller:
-            return fleet, ScalingReason.CACHED_VALUE
-        fleet = smaller
-    return fleet, None
+    while fleet > target:
+        lost = snapshot.victim_reuse_per_second * (snapshot.supply.ready - fleet + 1)
+        if arrivals + lost > capacity * UTILISATION * (fleet - 1):
+            return fleet
+        fleet -= 1
+    return target
 
 
 def _finish(decision: Decision, snapshot: ScalingSnapshot, needs: tuple[Need, ...]) -> Decision:
@@ -145,6 +151,7 @@ def _finish(decision: Decision, snapshot: ScalingSnapshot, needs: tuple[Need, ..
         decision,
         replicas=replicas,
         bounds=bounds,
+        floor=_compute_floor(needs),
         demand_per_second=demand,
         capacity_per_second=snapshot.capacity.prefill_per_second,
         needs=needs,

@@ -92,7 +92,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Recommended:
-    """One earlier recommendation, for the stabilization window."""
+    """Floor of one earlier decision, for the stabilization window."""
 
     at: float
     replicas: int
@@ -136,6 +136,8 @@ class Decision:
     """What decided."""
     bounds: tuple[ScalingReason, ...] = ()
     """Every rule that bound the result, in order of application."""
+    floor: int = 0
+    """Smallest fleet that would carry this demand with margin: what the stabilization window remembers."""
     message: str = ""
     demand_per_second: float | None = None
     capacity_per_second: float | None = None

@@ -270,13 +270,12 @@ def test_op_068_after_a_restart_the_count_stays_until_history_is_there() -> None
     assert ScalingReason.STABILIZING in decision.bounds
 
 
-def test_backlog_adds_what_must_be_worked_off_within_the_start_time() -> None:
-    # (3000/0.8 + 40000/100) / 2000 = 2.1 replicas
-    decision = decide(
-        snapshot(3_000.0, ready=1, capacity=Capacity(2_000.0), demand=demand(3_000.0, held_tokens=40_000)),
-        NOW,
-    )
-    assert decision.replicas == 3
+def test_backlog_adds_what_the_free_share_cannot_work_off() -> None:
+    # max(3000/0.8, 3000 + 400000/200) / 2000 = 2.5 replicas
+    busy = snapshot(3_000.0, ready=1, capacity=Capacity(2_000.0), demand=demand(3_000.0, held_tokens=400_000))
+    assert decide(busy, NOW).replicas == 3
+    small = snapshot(3_000.0, ready=2, capacity=Capacity(2_000.0), demand=demand(3_000.0, held_tokens=40_000))
+    assert decide(small, NOW).replicas == 2
 
 
 def test_growth_is_limited_per_loop_and_by_the_maximum() -> None:
