@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from millpond_common.contract.engine_config import ConfigError
-from millpond_engine import __version__
+from millpond_common.version import __version__
 from millpond_engine.commands.serve import add_serve_flags, run_serve
 from millpond_engine.text.tokenizer import TokenizerError
 

@@ -37,6 +37,11 @@ class KeyScope:
         return xxhash.xxh3_64_intdigest(data, seed=self.seed)
 
 
+def make_namespace(tenant: str, salt: str) -> str:
+    """Namespace of a tenant's blocks: the tenant, narrowed by the salt it asked for. One form for gateway and engine."""
+    return f"{tenant}/{salt}" if salt else tenant
+
+
 def compute_block_keys(scope: KeyScope, tokens: Sequence[int]) -> list[int]:
     """Keys of the full blocks of `tokens`, in order; a partial tail has none."""
     return extend_block_keys(scope, scope.compute_root(), tokens)

@@ -1,4 +1,4 @@
-"""`millpond-engine serve`: wires runner, scheduler, loop and server together."""
+"""`millpond-engine serve`: the flags, the choice of runner, and the process."""
 
 from __future__ import annotations
 
@@ -6,38 +6,23 @@ import argparse
 import asyncio
 import multiprocessing
 import os
-import secrets
 import sys
-import time
-from collections.abc import Callable
 
-import structlog
 import uvloop
 
 from millpond_common.contract import ports as default_ports
 from millpond_common.contract.engine_config import EngineConfig
-from millpond_engine import __version__
+from millpond_engine.commands.build import MakeRunner, Progress, make_context
 from millpond_engine.commands.fake import add_fake_flags, make_fake_runner
 from millpond_engine.commands.flags import add_config_flags, load_config
 from millpond_engine.commands.logs import configure_logs
-from millpond_engine.core.scheduler import Scheduler
-from millpond_engine.core.settings import make_capacity, make_settings
 from millpond_engine.engine.runner import Runner
-from millpond_engine.engine.step import Engine, make_epoch
-from millpond_engine.loop.recorder import Recorder
-from millpond_engine.loop.thread import EngineThread, LoadCancelledError, LoopSettings
-from millpond_engine.server.context import ServerContext
-from millpond_engine.server.lifecycle import Lifecycle
+from millpond_engine.loop.kv_publisher import PublisherSettings
+from millpond_engine.loop.thread import LoopSettings
 from millpond_engine.server.limits import ServerLimits
 from millpond_engine.server.serve import Ports, serve
 from millpond_engine.text.load import load_tokenizer
 from millpond_engine.text.tokenizer import Tokenizer
-
-log = structlog.get_logger(__name__)
-
-Progress = Callable[[int, int], None]
-"""Told (done, total) while loading, in units of the loader's choice."""
-MakeRunner = Callable[[EngineConfig, Progress], Runner]
 
 
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +35,18 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         "--port", type=int, default=default_ports.ENGINE_HTTP, help="tenant port; 0 takes a free one"
     )
     parser.add_argument("--admin-port", type=int, default=default_ports.ENGINE_ADMIN, help="operator's port")
+    parser.add_argument(
+        "--kv-events-port",
+        type=int,
+        default=default_ports.ENGINE_KV_EVENTS,
+        help="events; 0 takes a free one",
+    )
+    parser.add_argument(
+        "--kv-replay-port", type=int, default=default_ports.ENGINE_KV_REPLAY, help="replay and snapshot"
+    )
+    parser.add_argument(
+        "--kv-events", choices=("map", "array", "off"), default="map", help="form of KV events (default: map)"
+    )
     parser.add_argument(
         "--tokenizer", metavar="PATH", help="tokenizer file or directory, or `bytes` (default: the model's)"
     )
@@ -90,6 +87,14 @@ def run_serve(arguments: argparse.Namespace) -> int:
 async def _serve(
     arguments: argparse.Namespace, config: EngineConfig, tokenizer: Tokenizer, make_runner: MakeRunner
 ) -> tuple[int, bool]:
+    host = "*" if arguments.host in {"0.0.0.0", "::"} else arguments.host  # noqa: S104
+    events = None
+    if arguments.kv_events != "off":
+        events = PublisherSettings(
+            endpoint=f"tcp://{host}:{arguments.kv_events_port or '*'}",
+            replay_endpoint=f"tcp://{host}:{arguments.kv_replay_port or '*'}",
+            form=arguments.kv_events,
+        )
     context = make_context(
         config,
         tokenizer,
@@ -101,78 +106,14 @@ async def _serve(
         ),
         allow_request_template=arguments.allow_request_template,
         model_root=arguments.served_root or config.model_path,
+        events=events,
     )
     ports = Ports(arguments.host, arguments.port, arguments.host, arguments.admin_port)
-    return await serve(context, ports)
-
-
-def make_context(
-    config: EngineConfig,
-    tokenizer: Tokenizer,
-    make_runner: MakeRunner,
-    *,
-    limits: ServerLimits | None = None,
-    settings: LoopSettings | None = None,
-    allow_request_template: bool = False,
-    model_root: str = "",
-) -> ServerContext:
-    """Everything of one engine, not started; call it inside the event loop that will serve."""
-    limits = limits or ServerLimits()
-    settings = settings or LoopSettings()
-    recorder = Recorder(
-        config.scheduling, max_model_tokens=config.max_model_tokens, num_devices=config.tensor_parallel_size
-    )
-    holder: list[EngineThread] = []
-
-    def load() -> Engine:
-        return _load_engine(config, make_runner, holder[0])
-
-    thread = EngineThread(load, recorder, settings=settings)
-    holder.append(thread)
-    lifecycle = Lifecycle(
-        thread, drain_seconds=config.drain_seconds, max_open_requests=settings.max_open_requests
-    )
-    return ServerContext(
-        config=config,
-        tokenizer=tokenizer,
-        thread=thread,
-        lifecycle=lifecycle,
-        epoch=make_epoch(),
-        version=__version__,
-        started_at=time.monotonic(),
-        created=int(time.time()),
-        limits=limits,
-        allow_request_template=allow_request_template,
-        model_root=model_root,
-    )
-
-
-def _load_engine(config: EngineConfig, make_runner: MakeRunner, thread: EngineThread) -> Engine:
-    shown = -10
-
-    def report(done: int, total: int) -> None:
-        nonlocal shown
-        if thread.stopping:
-            raise LoadCancelledError("loading was given up: the process is asked to end")
-        percent = 100 * done // max(1, total)
-        if percent >= shown + 10:
-            shown = percent
-            log.info("loading", percent=percent)
-
-    runner = make_runner(config, report)
-    info = runner.info
-    settings = make_settings(config.scheduling, base_seed=secrets.randbits(48), cache_events=False)
-    log.info(
-        "engine loaded",
-        model=info.model,
-        device=info.device,
-        dtype=info.dtype,
-        num_blocks=info.num_blocks,
-        kv_tokens=info.num_blocks * info.block_tokens,
-        max_model_tokens=info.max_model_tokens,
-        limited_by=info.limited_by,
-    )
-    return Engine(Scheduler(settings, make_capacity(info)), runner, overlap=info.device.startswith("cuda"))
+    try:
+        return await serve(context, ports)
+    finally:
+        if context.events is not None:
+            context.events.stop()
 
 
 def _choose_runner(arguments: argparse.Namespace, tokenizer: Tokenizer) -> MakeRunner:

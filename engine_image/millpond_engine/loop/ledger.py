@@ -78,6 +78,10 @@ class Ledger:
         """A row is free."""
         self._rows.pop(row, None)
 
+    def forget_rows(self) -> None:
+        """Another runner: its rows are numbered anew."""
+        self._rows.clear()
+
     def find_row(self, row: int) -> LiveRequest | None:
         """The request a row belongs to, unless it has been closed."""
         return self._rows.get(row)

@@ -44,7 +44,15 @@ class Call:
     future: Future[Any]
 
 
-Message = Submit | Close | Call
+@dataclass(frozen=True, slots=True)
+class StopChoice:
+    """One choice has ended by its text; the others of the request go on."""
+
+    request_id: str
+    index: int
+
+
+Message = Submit | Close | StopChoice | Call
 
 
 class MailboxFullError(RuntimeError):

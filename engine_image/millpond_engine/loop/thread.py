@@ -23,7 +23,7 @@ from millpond_engine.core.request import FinishReason, Request
 from millpond_engine.engine.speeds import SpeedMeter, StepSample
 from millpond_engine.engine.step import Engine, StepReport
 from millpond_engine.loop.ledger import LiveRequest
-from millpond_engine.loop.mailbox import Call, Close, Mailbox, Message, Submit
+from millpond_engine.loop.mailbox import Call, Close, Mailbox, Message, StopChoice, Submit
 from millpond_engine.loop.recorder import Recorder
 from millpond_engine.loop.snapshot import EMPTY_COUNTS, LoopHealth, LoopPhase, LoopSnapshot
 from millpond_engine.loop.stream import Delivery, EndKind, RequestStream, StreamEnd, wake_streams
@@ -119,6 +119,10 @@ class EngineThread:
         """Say that a request's handler is done; aborts it when it still runs. Exactly once per submission."""
         self._mailbox.put(Close(request_id, outcome, refusal_code))
 
+    def stop_choice(self, request_id: str, index: int) -> None:
+        """Say that one choice of a request has ended by its text."""
+        self._mailbox.put(StopChoice(request_id, index))
+
     def call(self, function: Callable[[EngineThread], T]) -> Future[T]:
         """Run `function` on the engine thread between two steps."""
         future: Future[T] = Future()
@@ -213,8 +217,13 @@ class EngineThread:
 
     def wake(self) -> None:
         """Load the model again after `sleep`."""
-        if self._engine is None:
+        if self._engine is not None:
+            return
+        try:
             self._load()
+        except Exception:
+            self._set_phase(LoopPhase.ASLEEP)
+            raise
 
     def reset_prefix_cache(self) -> bool:
         """Drop the cached blocks; False while requests hold some."""
@@ -244,6 +253,7 @@ class EngineThread:
         started = self._clock()
         self._set_phase(LoopPhase.LOADING)
         self._engine = self._make_engine()
+        self.recorder.ledger.forget_rows()
         self.recorder.bytes_per_block = self._engine.runner.info.bytes_per_block
         now = self._clock()
         if self._load_seconds is None:
@@ -279,6 +289,9 @@ class EngineThread:
             self._take_submit(message)
         elif isinstance(message, Close):
             self._take_close(message)
+        elif isinstance(message, StopChoice):
+            if self._engine is not None:
+                self._engine.stop_sequence(message.request_id, message.index)
         elif message.future.set_running_or_notify_cancel():
             try:
                 message.future.set_result(message.function(self))

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from millpond_engine.loop.stream import Delivery
 from millpond_engine.server.choices import Choice, ChoicePiece
-from millpond_engine.server.context import ServerContext
+from millpond_engine.server.context import REQUEST_ID, ServerContext
 from millpond_engine.server.generation import Generation, StreamEndedError
 from millpond_engine.server.prepare import PreparedCall
 from millpond_engine.server.sse import DONE, EventStream, encode_json, encode_message
@@ -85,6 +85,10 @@ class Answer:
         reasons = {self.renderer.get_finish_reason(index) for index in indices}
         return next(reason for reason in ("tool_calls", "length", "stop") if reason in reasons)
 
+    def has_ended(self, request_id: str, index: int) -> bool:
+        """Whether one choice of a request has ended."""
+        return self._choices[self._positions[request_id] * self.call.options.n + index].ended
+
     def make_usage(self) -> dict[str, Any]:
         """Token counts so far."""
         return make_usage(
@@ -123,7 +127,7 @@ async def answer_call(
     answer = Answer(context, call, renderer)
     if call.options.stream:
         return await _StreamedAnswer(context, request, answer).run()
-    return await _answer_whole(context, answer)
+    return await _answer_whole(context, request, answer)
 
 
 def _submit(context: ServerContext, call: PreparedCall) -> Generation:
@@ -135,23 +139,29 @@ def _submit(context: ServerContext, call: PreparedCall) -> Generation:
     )
 
 
-async def _answer_whole(context: ServerContext, answer: Answer) -> web.Response:
+async def _answer_whole(context: ServerContext, request: web.Request, answer: Answer) -> web.Response:
     with _submit(context, answer.call) as generation:
         while generation.open:
             delivery = await generation.get()
+            context.registry.start(request[REQUEST_ID])
             for index, piece in answer.take(delivery):
                 answer.renderer.collect(index, piece)
-            _close_when_done(generation, answer, delivery.request_id)
+            _close_when_done(generation, answer, delivery)
     choices = [answer.renderer.make_choice(index) for index in range(answer.call.num_choices)]
     body = answer.make_envelope(answer.renderer.object_name, choices)
     body["usage"] = answer.make_usage()
     return web.Response(body=encode_json(body), content_type="application/json")
 
 
-def _close_when_done(generation: Generation, answer: Answer, request_id: str) -> None:
-    outcome = answer.get_outcome(request_id)
+def _close_when_done(generation: Generation, answer: Answer, delivery: Delivery) -> None:
+    """Close a request whose choices have all ended; else stop those that their text has ended."""
+    outcome = answer.get_outcome(delivery.request_id)
     if outcome is not None:
-        generation.close(request_id, outcome)
+        generation.close(delivery.request_id, outcome)
+        return
+    for output in delivery.sequences:
+        if output.finish is None and answer.has_ended(delivery.request_id, output.index):
+            generation.stop_choice(delivery.request_id, output.index)
 
 
 class _StreamedAnswer:
@@ -190,11 +200,12 @@ class _StreamedAnswer:
                 ]
                 if chunks:
                     await self._write(b"".join(chunks))
-                _close_when_done(generation, answer, delivery.request_id)
+                _close_when_done(generation, answer, delivery)
         await self._finish()
 
     async def _write(self, data: bytes) -> None:
         if self._events is None:
+            self._context.registry.start(self._request[REQUEST_ID])
             self._events = await EventStream.open(self._request, self._context.limits.slow_reader_seconds)
         await self._events.write(data)
 

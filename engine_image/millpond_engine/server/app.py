@@ -12,7 +12,7 @@ from millpond_common.contract.openai import ApiError, ErrorCode
 from millpond_engine.server import meta
 from millpond_engine.server.chat import handle_chat
 from millpond_engine.server.completions import handle_completions
-from millpond_engine.server.context import CONTEXT, ServerContext
+from millpond_engine.server.context import CONTEXT, REQUEST_ID, ServerContext
 from millpond_engine.server.errors import RequestError
 from millpond_engine.server.exposition import handle_metrics
 from millpond_engine.server.generation import StreamEndedError
@@ -21,7 +21,6 @@ from millpond_engine.server.intake import get_request_id
 log = structlog.get_logger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
 GENERATING = ("/v1/completions", "/v1/chat/completions")
 
 
@@ -46,6 +45,7 @@ def add_probes(app: web.Application) -> None:
     app.router.add_get("/ready", meta.handle_ready)
     app.router.add_get("/metrics", handle_metrics)
     app.router.add_get("/v1/state", meta.handle_state)
+    app.router.add_get("/v1/requests/{id:.+}", meta.handle_request)
     app.router.add_get("/version", meta.handle_version)
     app.router.add_get("/load", meta.handle_load)
     app.router.add_get("/ping", meta.handle_ping)
@@ -65,14 +65,14 @@ def _make_app(context: ServerContext) -> web.Application:
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Request id and epoch on every response, streams and errors included."""
-    response.headers[headers.REQUEST_ID] = request.get(_REQUEST_ID) or get_request_id(request)
+    response.headers[headers.REQUEST_ID] = request.get(REQUEST_ID) or get_request_id(request)
     response.headers[headers.EPOCH] = request.app[CONTEXT].epoch
 
 
 @web.middleware
 async def _shape_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn whatever goes wrong before the status line into an OpenAI error."""
-    request[_REQUEST_ID] = get_request_id(request)
+    request[REQUEST_ID] = get_request_id(request)
     try:
         return await handler(request)
     except RequestError as error:
@@ -83,7 +83,7 @@ async def _shape_errors(request: web.Request, handler: Handler) -> web.StreamRes
     except ConnectionError:
         raise
     except Exception:
-        log.exception("handler failed", path=request.path, request_id=request[_REQUEST_ID])
+        log.exception("handler failed", path=request.path, request_id=request[REQUEST_ID])
         return make_error_response(
             ApiError(ErrorCode.ENGINE_ERROR, "the engine failed to handle the request")
         )
@@ -94,12 +94,14 @@ async def _count_open(request: web.Request, handler: Handler) -> web.StreamRespo
     """Count generating requests in and out; refuse them while they cannot be served."""
     if request.path not in GENERATING or request.method != "POST":
         return await handler(request)
-    lifecycle = request.app[CONTEXT].lifecycle
-    lifecycle.open()
+    context, request_id = request.app[CONTEXT], request[REQUEST_ID]
+    context.lifecycle.open()
+    context.registry.open(request_id)
     try:
         return await handler(request)
     finally:
-        lifecycle.close()
+        context.registry.close(request_id)
+        context.lifecycle.close()
 
 
 def make_error_response(error: ApiError) -> web.Response:

@@ -9,10 +9,12 @@ from aiohttp import web
 
 from millpond_common.contract.engine_config import EngineConfig
 from millpond_common.contract.openai import ErrorCode
-from millpond_engine.loop.thread import EngineThread, EventSink
+from millpond_engine.loop.kv_publisher import KvPublisher
+from millpond_engine.loop.thread import EngineThread
 from millpond_engine.server.errors import make_error
 from millpond_engine.server.lifecycle import Lifecycle
 from millpond_engine.server.limits import ServerLimits
+from millpond_engine.server.registry import RequestRegistry
 from millpond_engine.text.tokenizer import Tokenizer
 
 
@@ -35,12 +37,13 @@ class ServerContext:
         default_factory=lambda: ThreadPoolExecutor(max_workers=2, thread_name_prefix="text")
     )
     """Templates and tokenization, off the event loop."""
+    registry: RequestRegistry = field(default_factory=RequestRegistry)
     allow_request_template: bool = False
     """Clients may bring their own chat template."""
 
     model_root: str = ""
     """A name or path from which a client can load the tokenizer."""
-    events: EventSink | None = None
+    events: KvPublisher | None = None
 
     @property
     def events_sequence(self) -> int:
@@ -68,4 +71,6 @@ class ServerContext:
         raise make_error(ErrorCode.MODEL_NOT_FOUND, f"the model {shown!r} is not served here", param="model")
 
 
+REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id", str)
+"""Of this HTTP request: the caller's, or one made here."""
 CONTEXT: web.AppKey[ServerContext] = web.AppKey("context", ServerContext)

@@ -80,6 +80,11 @@ class Generation:
             del self._open[request_id]
             self._thread.close(request_id, outcome)
 
+    def stop_choice(self, request_id: str, index: int) -> None:
+        """One choice of an open request is answered; its sequence need not go on."""
+        if request_id in self._open:
+            self._thread.stop_choice(request_id, index)
+
     def _close_all(self, outcome: str, code: ErrorCode | None = None) -> None:
         for request_id in list(self._open):
             del self._open[request_id]

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from millpond_common.contract.engine_state import BlockCounts, EngineState, Speeds
+from millpond_common.contract.engine_state import BlockCounts, EngineState, RequestState, Speeds
 from millpond_common.contract.openai import ErrorCode
 from millpond_engine.core.request import Request, SamplingParams, StopParams
 from millpond_engine.server import checks
@@ -157,6 +157,14 @@ async def handle_state(request: web.Request) -> web.Response:
     return web.Response(
         body=msgspec.json.encode(make_state(request.app[CONTEXT])), content_type="application/json"
     )
+
+
+async def handle_request(request: web.Request) -> web.Response:
+    """What this epoch knows about an `x-request-id`."""
+    context = request.app[CONTEXT]
+    request_id = request.match_info["id"]
+    state = RequestState(request_id, context.epoch, context.registry.get_phase(request_id))
+    return web.Response(body=msgspec.json.encode(state), content_type="application/json")
 
 
 def make_state(context: ServerContext) -> EngineState:

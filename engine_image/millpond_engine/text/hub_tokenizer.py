@@ -15,7 +15,8 @@ _HEX = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 @lru_cache(maxsize=1)
 def _byte_alphabet() -> dict[str, int]:
     """Printable stand-ins of byte-level BPE, as GPT-2 chose them: printable bytes stand for themselves,
-    the others for the characters from U+0100 up."""
+    the others for the characters from U+0100 up.
+    """
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(256) if byte not in set(printable)]
