@@ -82,8 +82,7 @@ class Admission:
         if not admitted:
             return WaitReason.CAPACITY
         group.num_bypasses = 0
-        if not group.is_waiting():
-            self.state.queue.remove(group)
+        self.state.enqueue(group, self.now)  # to the front with what is left of it, or out of the queue
         return None
 
     def _has_rows(self, group: Group) -> bool:
@@ -93,8 +92,10 @@ class Admission:
     def _admit(self, group: Group) -> bool:
         if not self._has_rows(group):
             return False
-        if group.swapped:
+        if group.swapped and any(sequence.host_table for sequence in group.waiting):
             return self._swap_in(group)
+        if group.swapped:  # what was swapped out has ended
+            self.state.drop_host(group)
         admitted = False
         while self.builder.budget > 0 and self._has_rows(group):
             if not group.waiting:
@@ -209,7 +210,7 @@ class Admission:
         """All guaranteed requests together fit the pool at their full length."""
         running = {sequence.group for sequence in self.state.running}
         groups = [other for other in running if other.guaranteed and other is not group]
-        total = sum(count_group_blocks(other.request, self.state.capacity) for other in [*groups, group])
+        total = sum(count_group_blocks(other.request, self.state.settings, self.state.capacity) for other in [*groups, group])
         return total <= self.state.capacity.num_blocks
 
     def _count_promised(self) -> int:
@@ -296,7 +297,7 @@ class Admission:
     def _swap_in(self, group: Group) -> bool:
         """Bring a swapped request back as a whole: cached blocks are taken over, the rest is copied in."""
         state = self.state
-        sequences = list(group.waiting)
+        sequences = [sequence for sequence in group.waiting if sequence.host_table]
         if any(sequence.flights for sequence in sequences):
             return False
         if len(state.free_rows) < (group.beam.width if group.beam else len(sequences)):

@@ -17,8 +17,6 @@ class PlanBuilder:
         self.copies: dict[Sequence, BlockCopy] = {}
         self.copied: set[Sequence] = set()
         """Sequences that got a copy in this step, even if it was taken back."""
-        self.copy_sources: set[int] = set()
-        """Must keep their content until the step has run."""
         self.swap_out: list[BlockMove] = []
         self.swap_in: list[BlockMove] = []
         self.num_preempted = 0
@@ -63,7 +61,6 @@ class PlanBuilder:
         """Copy a block before the forward pass; a sequence needs at most one copy a step."""
         self.copies[sequence] = BlockCopy(source, target)
         self.copied.add(sequence)
-        self.copy_sources.add(source)
 
     def cancel(self, sequence: Sequence) -> None:
         """Take back what this step gave to a sequence; its tokens return to the budget."""
@@ -83,6 +80,10 @@ class PlanBuilder:
         self._appended.pop(sequence, None)
         if self._new_rows.pop(sequence, None):
             sequence.fresh = True
+
+    def list_copy_sources(self) -> set[int]:
+        """Blocks that must keep their content until the step has run."""
+        return {copy.source for copy in self.copies.values()}
 
     @property
     def empty(self) -> bool:

@@ -98,32 +98,32 @@ class KvCache:
         given back (mini-sglang forgets to: its issue 142).
         """
         first, last = span
-        size = self.block_tokens
+        size, pool = self.block_tokens, self.pool
         namespace, tenant = owner
         own = table[first:last]
         parent = table[first - 1] if first else None
         run = tokens[first * size : last * size]
         path = self.tree.insert(namespace, parent, first, run.tobytes(), own)
-        num_known = next((i for i, block in enumerate(own) if path[i] == block), len(own))
-        cached_list = self._list_of.get(tenant, SHARED)
-        for block in own[num_known:]:
-            self.pool.keep_content(block, cached_list)
+        num_known = len(own)
+        while num_known and path[num_known - 1] == own[num_known - 1] and not pool.has_content(own[num_known - 1]):
+            num_known -= 1
+            pool.keep_content(own[num_known], self._list_of.get(tenant, SHARED))
         if self._record_events and num_known < len(own):
-            start = (first + num_known) * size
             self._events.append(
                 BlocksStored(
                     block_ids=tuple(own[num_known:]),
                     parent_block_id=path[num_known - 1] if num_known else parent,
                     tokens=tuple(run[num_known * size :]),
                     namespace=namespace,
-                    prefix_tokens=TokenView(tokens, start),
+                    prefix_tokens=TokenView(tokens, (first + num_known) * size),
                 )
             )
-        if num_known:
+        if path[:num_known] != own[:num_known]:
             self.retain(path[:num_known])
             table[first : first + num_known] = path[:num_known]
             self.release(own[:num_known], fence)
-        return num_known
+            return num_known
+        return 0
 
     def clear(self) -> None:
         """Forget all cached content; blocks in tables stay where they are, but can no longer be found."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from millpond_engine.core.beam import Survivor
 from millpond_engine.core.outputs import SequenceOutput
 from millpond_engine.core.request import FinishReason
 from millpond_engine.core.sequence import Group, Sequence
@@ -62,23 +63,26 @@ def advance_beams(state: State, group: Group) -> None:
     if not survivors:
         _report_beams(state, group)
         return
-    children: dict[int, list[tuple[int, float]]] = {}
-    for survivor in survivors:
-        children.setdefault(survivor.parent, []).append((survivor.token, survivor.logprob_sum))
+    parents = {survivor.parent for survivor in survivors}
     for parent, beam in enumerate(beams):
-        if parent not in children:
+        if parent not in parents:
             beam.finish = FinishReason.STOP
             state.release(beam)
-    for parent, choices in children.items():
-        for token, logprob_sum in choices[1:]:
-            _continue(state.fork(beams[parent]), token, logprob_sum)
-        _continue(beams[parent], *choices[0])
+    order: list[Sequence] = []
+    for survivor in reversed(survivors):  # the best child of a beam goes on in its row, after the others have left
+        rest = survivors[: survivors.index(survivor)]
+        beam = beams[survivor.parent]
+        if any(other.parent == survivor.parent for other in rest):
+            beam = state.fork(beam)
+        _continue(beam, survivor)
+        order.append(beam)
+    group.running[:] = order[::-1]
 
 
-def _continue(beam: Sequence, token: int, logprob_sum: float) -> None:
-    beam.tokens.append(token)
-    beam.chosen = token
-    beam.logprob_sum = logprob_sum
+def _continue(beam: Sequence, survivor: Survivor) -> None:
+    beam.tokens.append(survivor.token)
+    beam.chosen = survivor.token
+    beam.logprob_sum = survivor.logprob_sum
     beam.branches = None
 
 

@@ -7,7 +7,7 @@ from millpond_engine.core.request import Refusal, RefusalReason, Request
 from millpond_engine.core.settings import Capacity, ClassRule, SchedulerSettings
 
 
-def count_group_blocks(request: Request, capacity: Capacity) -> int:
+def count_group_blocks(request: Request, settings: SchedulerSettings, capacity: Capacity) -> int:
     """Most blocks a request needs at once to make progress to its end.
 
     The KV of the last token is never stored. Samples can run one after the other; the beams of a
@@ -18,7 +18,7 @@ def count_group_blocks(request: Request, capacity: Capacity) -> int:
     one = count_blocks(prompt + max(request.stop.max_tokens - 1, 0), size)
     if request.beam is None:
         return one
-    shared = (prompt - 1) // size
+    shared = (prompt - 1) // size if settings.prefix_cache else 0
     return shared + request.beam.width * (one - shared + 1)
 
 
@@ -39,7 +39,7 @@ def check_request(
     if prompt + limit > capacity.max_model_tokens:
         message = f"{prompt} prompt tokens and {limit} output tokens exceed the context of {capacity.max_model_tokens}"
         return Refusal(request.request_id, RefusalReason.CONTEXT_LENGTH_EXCEEDED, message)
-    needed = count_group_blocks(request, capacity)
+    needed = count_group_blocks(request, settings, capacity)
     allowed = compute_class_limit(settings, rule, capacity.num_blocks)
     if needed > allowed:
         size = capacity.block_tokens

@@ -25,7 +25,7 @@ def make_plan(state: State, now: float) -> StepPlan:
     prefills.sort(key=lambda sequence: (-sequence.group.rule.priority, sequence.group.admission))
     _plan_decodes(state, builder, decodes, now, bool(prefills) or len(state.queue) > 0)
     _plan_prefills(state, builder, prefills, now)
-    if len(state.queue) and builder.budget > 0 and not builder.num_preempted:
+    if len(state.queue) and builder.budget > 0 and not (builder.num_preempted and builder.rows):
         Admission(state, builder, now).run()
     if builder.budget > 0:
         _extend_prefills(state, builder, prefills)

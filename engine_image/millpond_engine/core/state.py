@@ -138,7 +138,7 @@ class State:
         group = sequence.group
         fence = self.newest_flight() if sequence.flights else None
         table = sequence.table
-        if builder is not None and fence is None and not builder.copy_sources.isdisjoint(table):
+        if builder is not None and fence is None and not builder.list_copy_sources().isdisjoint(table):
             fence = builder.step
         self.cache.release(table, fence)
         if not sequence.fresh:
