@@ -50,13 +50,18 @@ async def test_gw_058_gw_059_a_reset_after_five_chunks_is_an_error_event_without
     engine = await make_engine(script=Script(num_chunks=20, chunk_seconds=0.01, die_after_chunks=5))
     gateway = await make_gateway(engine)
     received = b""
-    async with (
-        httpx.AsyncClient() as client,
-        client.stream("POST", f"{gateway.url}/v1/chat/completions", json=CHAT) as answer,
-    ):
-        with pytest.raises(httpx.RemoteProtocolError):
+
+    async def read() -> None:
+        nonlocal received
+        async with (
+            httpx.AsyncClient() as client,
+            client.stream("POST", f"{gateway.url}/v1/chat/completions", json=CHAT) as answer,
+        ):
             async for data in answer.aiter_raw():
                 received += data
+
+    with pytest.raises(httpx.RemoteProtocolError):
+        await read()
     assert received.count(b"word ") == 5
     assert b"[DONE]" not in received
     assert b'"finish_reason": "stop"' not in received

@@ -36,7 +36,7 @@ from millpond_gateway.proxy import headers
 from millpond_gateway.proxy.dispatch import FAULTS, Call, Decision, Ending, Outcome, Target, Waiter
 from millpond_gateway.proxy.http1 import Header
 from millpond_gateway.routing.keys import TokenEstimator
-from millpond_gateway.routing.records import Choice, ChoiceReason, EndpointView, RequestView
+from millpond_gateway.routing.records import Choice, ChoiceReason, EndpointView, PromptKeys, RequestView
 from millpond_gateway.routing.router import Router
 from millpond_gateway.routing.settings import RoutingSettings
 from millpond_gateway.world.records import PoolView as PoolSpec
@@ -73,6 +73,8 @@ class PoolState:
         self.estimator = TokenEstimator()
         self._waiting: dict[str, Waiting] = {}
         self._pumping = False
+        self._capacity: int | None = None
+        """Tokens of the largest request that some ready replica takes; None while unknown."""
         self.set_spec(spec)
 
     def set_spec(self, spec: PoolSpec) -> None:
@@ -91,6 +93,10 @@ class PoolState:
     def set_endpoints(self, endpoints: tuple[EndpointView, ...], now: float) -> None:
         """Follow changed replicas; held requests may have found one."""
         self.router.update_endpoints(endpoints)
+        capacities = [compute_capacity(view) for view in endpoints if view.ready]
+        self._capacity = (
+            None if None in capacities else max(capacities, key=lambda entry: entry or 0, default=None)
+        )
         self.outliers.keep_only(endpoint.uid for endpoint in endpoints)
         self.pump(now)
 
@@ -249,7 +255,7 @@ class PoolState:
         expected = _DEFAULT_OUTPUT_TOKENS if limit is None else min(limit, _DEFAULT_OUTPUT_TOKENS)
         return RequestView(
             request_id=call.id,
-            prompt=make_prompt_keys(body, scope, self.estimator.bytes_per_token),
+            prompt=self._fit(make_prompt_keys(body, scope, self.estimator.bytes_per_token)),
             max_output_tokens=limit,
             expected_output_tokens=expected * body.num_choices,
             traffic_class=body.service_tier
@@ -259,6 +265,12 @@ class PoolState:
             session=xxhash.xxh3_64_intdigest(call.session) if call.session else None,
             adapter=adapter,
         )
+
+    def _fit(self, prompt: PromptKeys) -> PromptKeys:
+        """A prompt that seems too long for every replica goes to the largest, which knows and says so exactly."""
+        if self._capacity is None or prompt.num_tokens < self._capacity:
+            return prompt
+        return msgspec.structs.replace(prompt, num_tokens=max(1, self._capacity - 1))
 
     def _view(self, choice: Choice, request: RequestView) -> PoolView:
         best = min(choice.scores, key=lambda score: score.queue_seconds, default=None)
@@ -292,6 +304,15 @@ class PoolState:
 def make_routing_settings(spec: PoolSpec) -> RoutingSettings:
     """How the pool routes."""
     return RoutingSettings(policy=spec.policy, price_of_recompute=spec.price_of_recompute)
+
+
+def compute_capacity(view: EndpointView) -> int | None:
+    """Tokens of the largest request a replica takes; None when it told no limit."""
+    limits = [
+        view.max_model_tokens,
+        view.num_blocks * view.block_tokens if view.num_blocks is not None else None,
+    ]
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def make_class_policy(entry: msgspec.Struct) -> ClassPolicy:
