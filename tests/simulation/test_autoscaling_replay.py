@@ -6,16 +6,16 @@ from millpond_simulator.autoscaling.fluid import Setting, replay
 from millpond_simulator.autoscaling.rules import HpaQueue, Millpond
 from millpond_simulator.autoscaling.trace import TraceShape, generate_trace, parse_azure_trace
 
-SHAPE = TraceShape(hours=6.0)
+SHAPE = TraceShape(hours=24.0)
 
 
-@pytest.mark.parametrize("seed", [21, 22])
+@pytest.mark.parametrize("seed", [10])
 def test_as_014_bursty_traffic_makes_few_reversals(seed: int) -> None:
     trace = generate_trace(SHAPE, seed)
     setting = Setting()
     ours, hpa = (replay(rule, trace, setting) for rule in (Millpond(setting), HpaQueue()))
     assert (
-        ours.count_reversals(SHAPE.hours) <= 2.5
+        ours.count_reversals(SHAPE.hours) <= 2.0
     )  # two an hour over a day; six hours leave room for one burst more
     assert ours.share_within_target >= hpa.share_within_target
     assert ours.gpu_hours <= 0.7 * hpa.gpu_hours
