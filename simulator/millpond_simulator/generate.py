@@ -2,7 +2,7 @@
 
 A session opens with one of `num_prompts` system prompts, chosen with Zipf's weights; every turn repeats all that
 was said before and adds the user's words, after a pause to read and think. Nothing is taken from a public file;
-the two presets only resemble their kinds: chat shares little, agents share long tool prompts.
+the presets only resemble their kinds.
 """
 
 from __future__ import annotations
@@ -34,10 +34,39 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     max_input_tokens: int = 120_000
 
 
-CHAT = Workload()
-AGENT = Workload(
-    mean_turns=8.0, think_seconds=6.0, num_prompts=12, prompt_tokens=9000, user_tokens=700, output_tokens=120
+CHAT = Workload(
+    sessions_per_second=5.0,
+    mean_turns=2.5,
+    think_seconds=12.0,
+    num_prompts=200,
+    prompt_tokens=400,
+    user_tokens=4000,
+    output_tokens=350,
+    spread=1.1,
 )
+"""Long-document chat: little is shared between sessions, much between turns."""
+AGENT = Workload(
+    sessions_per_second=10.0,
+    mean_turns=8.0,
+    think_seconds=0.6,
+    num_prompts=12,
+    prompt_tokens=9000,
+    user_tokens=700,
+    output_tokens=120,
+)
+"""Tool-calling agents: a few long prompts shared by all, quick turns."""
+MIXED = Workload(
+    sessions_per_second=6.0,
+    mean_turns=4.0,
+    think_seconds=3.0,
+    num_prompts=60,
+    prompt_tokens=6000,
+    user_tokens=2500,
+    output_tokens=120,
+    spread=1.0,
+)
+"""More long prompts than one replica's cache holds together with its sessions."""
+WORKLOADS = {"chat": CHAT, "agent": AGENT, "mixed": MIXED}
 
 
 class _Ids:

@@ -1,0 +1,202 @@
+"""Replay traces through the real router over fake engines in virtual time, and compare rules of choice.
+
+An open-loop model of the decision rules: it ranks rules and proves nothing about products or about a real
+engine. By default the traces are generated; --trace reads files in the public Mooncake form. The foreign rules
+are simplified re-implementations. Prints tables; --json writes every single run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from millpond_gateway.routing.records import EndpointView
+from millpond_gateway.routing.router import Router
+from millpond_gateway.routing.settings import RoutingSettings
+from millpond_gateway.routing.splitmix import SplitMix
+from millpond_simulator.engine import EngineModel
+from millpond_simulator.fleet import Fleet, FleetSettings, Sharing, make_request_view
+from millpond_simulator.generate import WORKLOADS, generate_trace
+from millpond_simulator.results import Results, compute_results
+from millpond_simulator.rules import Rule
+from millpond_simulator.trace import BLOCK_TOKENS, TraceRequest, compute_oracle_hit_rate, read_trace, speed_up
+
+GATEWAYS = (1, 4, 16)
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One replay."""
+
+    trace: str
+    seed: int
+    rule: Rule
+    num_gateways: int
+    sharing: Sharing
+    oracle_hit_rate: float
+    results: Results
+    gossip_bytes_per_request: float
+
+
+def main() -> None:
+    """Replay, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=4000, help="length of each generated trace")
+    parser.add_argument("--replicas", type=int, default=8)
+    parser.add_argument(
+        "--blocks", type=int, default=1000, help="prefix cache of a replica, in blocks of 512 tokens"
+    )
+    parser.add_argument("--trace", type=Path, action="append", default=[], help="file in the Mooncake form")
+    parser.add_argument("--speed", type=float, default=1.0, help="replay this many times as fast")
+    parser.add_argument("--json", type=Path, help="write every run to this file")
+    arguments = parser.parse_args()
+    engines = (EngineModel(num_blocks=arguments.blocks),) * arguments.replicas
+    runs: list[Run] = []
+    for name, seed, trace in load_traces(arguments):
+        runs += compare_rules(name, seed, trace, engines)
+        runs += compare_gateways(name, seed, trace, engines)
+    print_rules(runs)
+    print_gateways(runs)
+    cost = measure_decision()
+    print("\nOne decision over 16 replicas, prompt of 1,000 blocks, half of it shared (CPU time)")
+    print(f"choose {cost['choose_microseconds']:.0f} µs, reserve {cost['reserve_microseconds']:.0f} µs")
+    if arguments.json:
+        figures = {"decision": cost, "runs": [msgspec.to_builtins(run) for run in runs]}
+        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def load_traces(arguments: argparse.Namespace) -> Iterator[tuple[str, int, list[TraceRequest]]]:
+    """Traces with their names and seeds; the seed also drives the ties of every rule."""
+    for seed in range(1, arguments.seeds + 1):
+        if arguments.trace:
+            for path in arguments.trace:
+                yield path.stem, seed, speed_up(read_trace(path), arguments.speed)
+        else:
+            for name, workload in WORKLOADS.items():
+                workload = msgspec.structs.replace(workload, num_requests=arguments.requests)
+                yield name, seed, speed_up(generate_trace(workload, seed=seed), arguments.speed)
+
+
+def compare_rules(
+    name: str, seed: int, trace: Sequence[TraceRequest], engines: tuple[EngineModel, ...]
+) -> list[Run]:
+    """Every rule behind one gateway."""
+    return [replay(name, seed, trace, FleetSettings(engines=engines, rule=rule)) for rule in Rule]
+
+
+def compare_gateways(
+    name: str, seed: int, trace: Sequence[TraceRequest], engines: tuple[EngineModel, ...]
+) -> list[Run]:
+    """Policy Auto behind several gateways, with and without shared decisions."""
+    return [
+        replay(name, seed, trace, FleetSettings(engines=engines, num_gateways=num_gateways, sharing=sharing))
+        for num_gateways in GATEWAYS[1:]
+        for sharing in Sharing
+    ]
+
+
+def replay(name: str, seed: int, trace: Sequence[TraceRequest], settings: FleetSettings) -> Run:
+    """One replay and its figures."""
+    fleet = Fleet(settings, seed=seed)
+    outcomes = fleet.replay(trace)
+    return Run(
+        trace=name,
+        seed=seed,
+        rule=settings.rule,
+        num_gateways=settings.num_gateways,
+        sharing=settings.sharing,
+        oracle_hit_rate=compute_oracle_hit_rate(trace),
+        results=compute_results(outcomes),
+        gossip_bytes_per_request=sum(gateway.num_sent_bytes for gateway in fleet.gateways) / len(trace),
+    )
+
+
+def print_rules(runs: Sequence[Run]) -> None:
+    """Mean over seeds of each rule behind one gateway, with the spread of the mean time."""
+    print(
+        "Rules behind one gateway: prefix hit, oracle, mean (sigma over seeds) and p99 time to first token,"
+    )
+    print("share within 2 s, output tokens per second")
+    for trace in dict.fromkeys(run.trace for run in runs):
+        for rule in Rule:
+            print_row(rule.value, [run for run in runs if _is(run, trace, rule, 1)])
+
+
+def print_gateways(runs: Sequence[Run]) -> None:
+    """Policy Auto behind 1, 4 and 16 gateways."""
+    print("\nAuto behind several gateways; bytes are gossip to all peers, per request")
+    for trace in dict.fromkeys(run.trace for run in runs):
+        for num_gateways in GATEWAYS:
+            for sharing in Sharing:
+                same = [
+                    run for run in runs if _is(run, trace, Rule.AUTO, num_gateways) and run.sharing is sharing
+                ]
+                print_row(f"{num_gateways:2} {sharing.value}", same)
+
+
+def print_row(label: str, runs: Sequence[Run]) -> None:
+    """One line of a table."""
+    if not runs:
+        return
+    results = [run.results for run in runs]
+    means = [result.ttft_mean for result in results]
+    spread = statistics.stdev(means) if len(means) > 1 else 0.0
+    print(
+        f"{runs[0].trace:12} {label:14} {_mean([r.hit_rate for r in results]):5.2f}"
+        f" {_mean([run.oracle_hit_rate for run in runs]):5.2f} {_mean(means):8.2f} ({spread:.2f})"
+        f" {_mean([r.ttft_p99 for r in results]):7.2f} {_mean([r.share_within_2s for r in results]):6.0%}"
+        f" {_mean([r.output_tokens_per_second for r in results]):8.0f}"
+        f" {_mean([run.gossip_bytes_per_request for run in runs]):8.0f} B"
+    )
+
+
+def measure_decision(num_requests: int = 2000) -> dict[str, float]:
+    """CPU microseconds of one choice and one reservation, and index bytes per block."""
+    router = Router("benchmark", RoutingSettings(), seed=1)
+    router.update_endpoints(
+        EndpointView(
+            uid=f"r{n}", pod="", address="", ready=True, block_tokens=BLOCK_TOKENS, num_blocks=100_000
+        )
+        for n in range(16)
+    )
+    generator = SplitMix(1)
+    shared = tuple(range(500))
+    requests = [
+        TraceRequest(0, 1000 * BLOCK_TOKENS, 1, shared + tuple(generator.next() >> 1 for _ in range(500)))
+        for _ in range(num_requests)
+    ]
+    views = [make_request_view(request, "") for request in requests]
+    choosing = reserving = 0.0
+    for number, view in enumerate(views):
+        started = time.thread_time()
+        choice = router.choose(view, number * 0.01)
+        chosen = time.thread_time()
+        reservation = router.reserve(view, choice, number * 0.01)
+        choosing += chosen - started
+        reserving += time.thread_time() - chosen
+        router.first_token(reservation.id, number * 0.01 + 0.5)
+        router.release(reservation.id)
+    routed = router.index.routed
+    return {
+        "choose_microseconds": choosing / num_requests * 1e6,
+        "reserve_microseconds": reserving / num_requests * 1e6,
+        "index_bytes_per_block": routed.num_bytes / max(routed.num_distinct_blocks, 1),
+    }
+
+
+def _is(run: Run, trace: str, rule: Rule, num_gateways: int) -> bool:
+    return (run.trace, run.rule, run.num_gateways) == (trace, rule, num_gateways)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values)
+
+
+if __name__ == "__main__":
+    main()
