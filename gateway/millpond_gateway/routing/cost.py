@@ -1,6 +1,6 @@
 """The routing rule: cost of a replica in seconds, term by term.
 
-    cost(r) = U[r]/s[r] + (λ·u + σ·v)/s[r] + D(r)  (+ affinity)
+    cost(r) = U[r]/s[r] + (λ·u + p·v)/s[r] + D(r)  (+ affinity)
 
 U are uncached tokens reserved on r whose first token has not come, s the learned prefill speed, D decode
 pressure: about zero while KV blocks are free, steep near the block limit. The request's own missing tokens fall

@@ -119,20 +119,19 @@ class LoadBook:
             del self._replicas[reservation.uid]
         return reservation
 
-    def drop_replica(self, uid: str) -> list[int]:
-        """Release everything on a replica that is gone or began anew; returns the ids of own reservations."""
+    def drop_replica(self, uid: str) -> list[tuple[str, Reservation]]:
+        """Release everything on a replica that is gone or began anew; returns origins and reservations."""
         replica = self._replicas.get(uid)
         keys = sorted(replica.entries) if replica is not None else []
-        for origin, reservation_id in keys:
-            self.release(reservation_id, origin)
-        return [reservation_id for origin, reservation_id in keys if origin == OWN]
+        released = [(origin, self.release(reservation_id, origin)) for origin, reservation_id in keys]
+        return [(origin, reservation) for origin, reservation in released if reservation is not None]
 
-    def drop_origin(self, origin: str) -> int:
-        """Release everything one gateway process reserved; returns how many reservations."""
-        reservation_ids = list(self._origins.get(origin, ()))
-        for reservation_id in reservation_ids:
-            self.release(reservation_id, origin)
-        return len(reservation_ids)
+    def drop_origin(self, origin: str) -> list[Reservation]:
+        """Release and return everything one gateway process reserved."""
+        released = [
+            self.release(reservation_id, origin) for reservation_id in list(self._origins.get(origin, ()))
+        ]
+        return [reservation for reservation in released if reservation is not None]
 
     def sum_origin(self, origin: str) -> dict[str, tuple[int, int, int]]:
         """Per replica what one origin reserved: (queued tokens, KV blocks, open requests)."""

@@ -50,6 +50,16 @@ class DecisionSink(Protocol):
         """The reservation ended."""
 
 
+class PeerObserver(Protocol):
+    """Who is told of peers' requests; a tenant's limits count them too."""
+
+    def peer_reserved(self, reservation: Reservation) -> None:
+        """Another gateway process admitted a request."""
+
+    def peer_released(self, reservation: Reservation) -> None:
+        """It ended."""
+
+
 class Router:
     """Chooses replicas of one pool and keeps the books that the choice rests on."""
 
@@ -67,6 +77,7 @@ class Router:
         self._ejected: frozenset[str] = frozenset()
         self._next_id = 0
         self._sink: DecisionSink | None = None
+        self._observer: PeerObserver | None = None
         self._partition_gateways = 1
 
     @property
@@ -86,6 +97,10 @@ class Router:
     def set_sink(self, sink: DecisionSink | None) -> None:
         """Tell `sink` of every own decision from now on."""
         self._sink = sink
+
+    def set_observer(self, observer: PeerObserver | None) -> None:
+        """Tell `observer` of every peer's request from now on."""
+        self._observer = observer
 
     def set_partition(self, num_gateways: int) -> None:
         """Fall back to hashing while peers are unreachable; `num_gateways` is their last known count plus one.
@@ -215,6 +230,8 @@ class Router:
             return False
         if not self.load.reserve(reservation, origin):
             return False
+        if self._observer is not None:
+            self._observer.peer_reserved(reservation)
         self._note_routed(reservation, keys, now)
         return True
 
@@ -232,8 +249,21 @@ class Router:
         return True
 
     def apply_release(self, origin: str, reservation_id: int) -> bool:
-        """Free the rest of an origin's reservation."""
-        return self.load.release(reservation_id, origin) is not None
+        """Free the rest of a peer's reservation."""
+        reservation = self.load.release(reservation_id, origin)
+        if reservation is None:
+            return False
+        if self._observer is not None:
+            self._observer.peer_released(reservation)
+        return True
+
+    def drop_origin(self, origin: str) -> int:
+        """Free all a peer reserved: it died or began anew. Returns how many reservations."""
+        dropped = self.load.drop_origin(origin)
+        if self._observer is not None:
+            for reservation in dropped:
+                self._observer.peer_released(reservation)
+        return len(dropped)
 
     def replica_load(self, uid: str) -> ReplicaLoad:
         """Sums reserved on one replica."""
@@ -285,9 +315,11 @@ class Router:
         return _differ(self._endpoints[uid].epoch, epoch)
 
     def _forget(self, uid: str) -> None:
-        for reservation_id in self.load.drop_replica(uid):
-            if self._sink is not None:
-                self._sink.release(self.pool, reservation_id)
+        for origin, reservation in self.load.drop_replica(uid):
+            if origin == OWN and self._sink is not None:
+                self._sink.release(self.pool, reservation.id)
+            if origin != OWN and self._observer is not None:
+                self._observer.peer_released(reservation)
         self.speeds.drop(uid)
         self.index.forget_blocks(uid)
         self.sessions.drop_replica(uid)

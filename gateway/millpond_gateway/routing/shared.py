@@ -357,7 +357,7 @@ class SharedDecisions:
 
     def _drop(self, origin: str) -> None:
         for router in self._routers.values():
-            router.load.drop_origin(origin)
+            router.drop_origin(origin)
 
 
 _NOTHING = (0, 0, 0)
