@@ -14,8 +14,11 @@ class ReferenceOps:
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         return weight
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return functional.linear(x, weight, bias)
+    def pack_gated(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight
+
+    def vector(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight
 
     def embed(self, tokens: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         return table.index_select(0, tokens)
@@ -25,15 +28,22 @@ class ReferenceOps:
         scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
         return weight * (wide * scale).to(x.dtype)
 
-    def add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> torch.Tensor:
-        residual.add_(x)
-        return self.rms_norm(residual, weight, eps)
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return functional.linear(x, weight, bias)
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
+    def linear_add(self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> None:
+        residual.add_(functional.linear(x, weight))
+
+    def gated(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        gate, up = functional.linear(x, weight).chunk(2, dim=-1)
         return functional.silu(gate) * up
+
+    def scores(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, weight).float()
+
+    def argmax(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        best, index = scores.max(-1)
+        return best, index
 
 
 class ReferenceAttention:

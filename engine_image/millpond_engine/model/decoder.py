@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -10,7 +11,6 @@ from millpond_engine.model.config import ModelConfig
 from millpond_engine.model.layers import (
     AttentionFeatures,
     DecoderLayer,
-    Linear,
     WeightReader,
     load_decoder_layer,
 )
@@ -26,7 +26,7 @@ class Decoder:
     embedding: torch.Tensor
     layers: list[DecoderLayer]
     final_norm: torch.Tensor
-    head: Linear
+    head: Any
     rope_divisors: torch.Tensor | None = None
     """Factors on the rotary frequencies that came with the weights."""
 
@@ -42,28 +42,26 @@ class Decoder:
             Normed hidden states `[num_wanted, hidden]`.
         """
         residual = self.ops.embed(tokens, self.embedding)
-        x: torch.Tensor | None = None
         for layer in self.layers:
-            x = layer.forward(self.ops, x, residual, attend)
-        assert x is not None
+            layer.forward(self.ops, residual, attend)
         if wanted is not None:
-            x, residual = x.index_select(0, wanted), residual.index_select(0, wanted)
-        return self.ops.add_rms_norm(x, residual, self.final_norm, self.config.norm_eps)
+            residual = residual.index_select(0, wanted)
+        return self.ops.rms_norm(residual, self.final_norm, self.config.norm_eps)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Scores over the vocabulary `[num_wanted, vocabulary_size]`."""
-        return self.head(self.ops, hidden)
+    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Scores over the vocabulary in float32, `[num_wanted, vocabulary_size]`."""
+        return self.ops.scores(hidden, self.head)
 
 
 def load_decoder(config: ModelConfig, reader: WeightReader, ops: Ops, features: AttentionFeatures) -> Decoder:
     """Read a whole model, layer by layer."""
-    embedding = reader.vector("model.embed_tokens.weight")
+    embedding = reader.stacked(["model.embed_tokens.weight"])
     tied = config.tied_embeddings or "lm_head.weight" not in reader.source
-    head = embedding if tied else reader.vector("lm_head.weight")
+    head = embedding if tied else reader.stacked(["lm_head.weight"])
     layers = [
         load_decoder_layer(index, config=config, reader=reader, ops=ops, features=features)
         for index in range(config.num_layers)
     ]
-    norm = reader.vector("model.norm.weight")
-    divisors = reader.vector("rope_divisors").float().cpu() if "rope_divisors" in reader.source else None
-    return Decoder(config, ops, embedding, layers, norm, Linear(ops.pack(head)), divisors)
+    norm = ops.vector(reader.stacked(["model.norm.weight"]))
+    divisors = reader.stacked(["rope_divisors"]).float().cpu() if "rope_divisors" in reader.source else None
+    return Decoder(config, ops, embedding, layers, norm, ops.pack(head), divisors)

@@ -32,10 +32,6 @@ class WeightReader:
         self.device = device
         self._on_bytes = on_bytes
 
-    def vector(self, name: str) -> torch.Tensor:
-        """One tensor as published."""
-        return self.stacked([name])
-
     def stacked(self, names: list[str]) -> torch.Tensor:
         """Tensors with equal trailing sizes, one below the other in one new tensor."""
         shapes = [self.source.shape(name) for name in names]
@@ -49,41 +45,27 @@ class WeightReader:
 
 
 @dataclass(slots=True)
-class Linear:
-    """A matrix in packed form, with an optional bias `[outputs]`."""
-
-    weight: Any
-    bias: torch.Tensor | None = None
-
-    def __call__(self, ops: Ops, x: torch.Tensor) -> torch.Tensor:
-        return ops.linear(x, self.weight, self.bias)
-
-
-@dataclass(slots=True)
 class DecoderLayer:
     """Norm, attention, norm, gated feed-forward; the residual stream is updated in place."""
 
     index: int
     input_norm: torch.Tensor
-    qkv: Linear
+    qkv: Any
+    qkv_bias: torch.Tensor | None
     head_norms: tuple[torch.Tensor, torch.Tensor] | None
-    output: Linear
+    output: Any
     post_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
+    gate_up: Any
+    down: Any
     eps: float
 
-    def forward(
-        self, ops: Ops, x: torch.Tensor | None, residual: torch.Tensor, attend: Attend
-    ) -> torch.Tensor:
-        """Add `x` (the previous layer's output, absent in the first) to the stream; return this layer's output."""
-        if x is None:
-            normed = ops.rms_norm(residual, self.input_norm, self.eps)
-        else:
-            normed = ops.add_rms_norm(x, residual, self.input_norm, self.eps)
-        attended = attend(self.index, self.qkv(ops, normed), self.head_norms)
-        normed = ops.add_rms_norm(self.output(ops, attended), residual, self.post_norm, self.eps)
-        return self.down(ops, ops.silu_mul(self.gate_up(ops, normed)))
+    def forward(self, ops: Ops, residual: torch.Tensor, attend: Attend) -> None:
+        """Add this layer's two contributions to the residual stream `[num_tokens, hidden]`."""
+        normed = ops.rms_norm(residual, self.input_norm, self.eps)
+        attended = attend(self.index, ops.linear(normed, self.qkv, self.qkv_bias), self.head_norms)
+        ops.linear_add(attended, self.output, residual)
+        normed = ops.rms_norm(residual, self.post_norm, self.eps)
+        ops.linear_add(ops.gated(normed, self.gate_up), self.down, residual)
 
 
 def load_decoder_layer(
@@ -92,23 +74,24 @@ def load_decoder_layer(
     """Read one layer, fusing q with k and v, and gate with up."""
     prefix = f"model.layers.{index}."
     attention = prefix + "self_attn."
-    qkv_names = [f"{attention}{part}_proj" for part in "qkv"]
-    head_norms = None
-    if features.head_norms:
-        head_norms = (reader.vector(attention + "q_norm.weight"), reader.vector(attention + "k_norm.weight"))
+    qkv = [f"{attention}{part}_proj" for part in "qkv"]
+
+    def vector(name: str) -> torch.Tensor:
+        return ops.vector(reader.stacked([name]))
+
     return DecoderLayer(
         index=index,
-        input_norm=reader.vector(prefix + "input_layernorm.weight"),
-        qkv=_linear(reader, ops, qkv_names, bias=features.qkv_bias),
-        head_norms=head_norms,
-        output=_linear(reader, ops, [attention + "o_proj"]),
-        post_norm=reader.vector(prefix + "post_attention_layernorm.weight"),
-        gate_up=_linear(reader, ops, [prefix + "mlp.gate_proj", prefix + "mlp.up_proj"]),
-        down=_linear(reader, ops, [prefix + "mlp.down_proj"]),
+        input_norm=vector(prefix + "input_layernorm.weight"),
+        qkv=ops.pack(reader.stacked([f"{name}.weight" for name in qkv])),
+        qkv_bias=ops.vector(reader.stacked([f"{name}.bias" for name in qkv])) if features.qkv_bias else None,
+        head_norms=(vector(attention + "q_norm.weight"), vector(attention + "k_norm.weight"))
+        if features.head_norms
+        else None,
+        output=ops.pack(reader.stacked([attention + "o_proj.weight"])),
+        post_norm=vector(prefix + "post_attention_layernorm.weight"),
+        gate_up=ops.pack_gated(
+            reader.stacked([prefix + "mlp.gate_proj.weight", prefix + "mlp.up_proj.weight"])
+        ),
+        down=ops.pack(reader.stacked([prefix + "mlp.down_proj.weight"])),
         eps=config.norm_eps,
     )
-
-
-def _linear(reader: WeightReader, ops: Ops, names: list[str], *, bias: bool = False) -> Linear:
-    weight = ops.pack(reader.stacked([f"{name}.weight" for name in names]))
-    return Linear(weight, reader.stacked([f"{name}.bias" for name in names]) if bias else None)

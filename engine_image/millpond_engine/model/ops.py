@@ -8,32 +8,50 @@ import torch
 
 
 class Ops(Protocol):
-    """Operations over one flattened batch of tokens; every `x` is `[num_tokens, width]`."""
+    """Operations over one flattened batch of tokens; every `x` is `[num_tokens, width]`.
+
+    Weights pass through `pack`, `pack_gated` or `vector` once, at load, and come back in the form that
+    the other calls read. Results may lie in memory that the next call of the same kind overwrites.
+    """
 
     def pack(self, weight: torch.Tensor) -> Any:
-        """Bring a `[outputs, inputs]` matrix into the form that `linear` reads fastest; may take it over."""
+        """Prepare a matrix `[outputs, inputs]`."""
         ...
 
-    def linear(self, x: torch.Tensor, weight: Any, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """`x @ weight.T + bias`."""
+    def pack_gated(self, weight: torch.Tensor) -> Any:
+        """Prepare gates above ups, `[2 * width, inputs]`, for `gated`."""
+        ...
+
+    def vector(self, weight: torch.Tensor) -> torch.Tensor:
+        """Prepare a norm's weight or a bias."""
         ...
 
     def embed(self, tokens: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        """Rows of the table, `[num_tokens, hidden]`."""
+        """Rows of the table as a new residual stream, `[num_tokens, hidden]`."""
         ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Root-mean-square norm over the last dimension, accumulated in float32."""
         ...
 
-    def add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> torch.Tensor:
-        """Add `x` to `residual` in place, and return its norm."""
+    def linear(self, x: torch.Tensor, weight: Any, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """`x @ weight.T + bias`."""
         ...
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """`silu(gate) * up` for `[num_tokens, 2 * width]` holding both side by side."""
+    def linear_add(self, x: torch.Tensor, weight: Any, residual: torch.Tensor) -> None:
+        """Add `x @ weight.T` to the residual stream."""
+        ...
+
+    def gated(self, x: torch.Tensor, weight: Any) -> torch.Tensor:
+        """`silu(gate) * up` of the two halves of `x @ weight.T`."""
+        ...
+
+    def scores(self, x: torch.Tensor, weight: Any) -> torch.Tensor:
+        """`x @ weight.T` in float32."""
+        ...
+
+    def argmax(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Largest value and its index in each row; NaN where a row holds one."""
         ...
 
 

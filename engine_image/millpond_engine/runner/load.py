@@ -10,11 +10,11 @@ import torch
 from millpond_common.contract.engine_config import EngineConfig
 from millpond_engine.engine.runner import Runner, RunnerInfo
 from millpond_engine.kernels.inputs import AttentionShape
-from millpond_engine.kernels.reference import ReferenceAttention, ReferenceOps
 from millpond_engine.model.config import ModelConfig
 from millpond_engine.model.decoder import Decoder
 from millpond_engine.model.load import choose_dtype, load_weights, open_model
 from millpond_engine.model.rope import compute_inverse_frequencies, make_rope_table
+from millpond_engine.runner.backend import choose_backend
 from millpond_engine.runner.kv_cache import KvCache
 from millpond_engine.runner.memory import PoolSize, compute_pool_size, read_available_memory
 from millpond_engine.runner.rows import RowTable
@@ -35,10 +35,10 @@ def make_torch_runner(config: EngineConfig, *, progress: ProgressLine | None = N
     opened = open_model(Path(config.model_path))
     model_config = opened.config
     dtype = choose_dtype(config.dtype, model_config, device)
-    ops = ReferenceOps()
-    report = None if progress is None else lambda step: progress(step.loaded_bytes, step.total_bytes)
-    model = load_weights(opened, ops, dtype=dtype, device=device, progress=report)
     shape = make_attention_shape(model_config, config.kv_cache.block_tokens)
+    backend = choose_backend(model_config, shape, dtype, device)
+    report = None if progress is None else lambda step: progress(step.loaded_bytes, step.total_bytes)
+    model = load_weights(opened, backend.ops, dtype=dtype, device=device, progress=report)
     max_tokens = min(config.max_model_tokens, model_config.max_position_tokens)
     pool = _size_pool(config, shape, dtype, max_tokens)
     cache = KvCache(
@@ -48,8 +48,8 @@ def make_torch_runner(config: EngineConfig, *, progress: ProgressLine | None = N
         dtype=dtype,
         device=device,
     )
-    attention = ReferenceAttention(
-        shape, cache.device_blocks, _rope_table(model_config, model, max_tokens).to(device)
+    attention = backend.make_attention(
+        cache.device_blocks, _rope_table(model_config, model, max_tokens).to(device)
     )
     info = _make_info(
         model_config,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from millpond_engine.core.step import NewRow, RowResult, RowStep, TokenLogprobs
+from millpond_engine.model.decoder import Decoder
 from millpond_engine.runner.draw import DrawParams, draw
 from millpond_engine.runner.edits import edit_logits
 from millpond_engine.runner.logprobs import branches, token_logprobs
@@ -17,9 +17,6 @@ from millpond_engine.runner.sampling_table import SamplingTable, draw_uniforms
 
 SLICE_BYTES = 64 << 20
 """Most bytes of float32 logits that exist at once."""
-
-Logits = Callable[[torch.Tensor], torch.Tensor]
-"""Hidden states `[n, hidden]` to scores `[n, vocabulary]`."""
 
 
 @dataclass(slots=True)
@@ -33,17 +30,17 @@ class SampledStep:
 class Sampler:
     """Turns hidden states into tokens, in slices of the vocabulary product."""
 
-    def __init__(self, rows: RowTable, table: SamplingTable, logits: Logits, vocabulary_size: int) -> None:
+    def __init__(self, rows: RowTable, table: SamplingTable, model: Decoder) -> None:
         self._rows = rows
         self._table = table
-        self._logits = logits
-        self._slice = max(1, SLICE_BYTES // (4 * vocabulary_size))
+        self._model = model
+        self._slice = max(1, SLICE_BYTES // (4 * model.config.vocabulary_size))
 
     def sample(self, steps: list[RowStep], hidden: torch.Tensor, out: SampledStep) -> None:
         """Choose for each step's row, from hidden states in the same order, and note the tokens in the row table."""
         for first in range(0, len(steps), self._slice):
             part = steps[first : first + self._slice]
-            self._sample_slice(part, self._logits(hidden[first : first + self._slice]), out)
+            self._sample_slice(part, self._model.scores(hidden[first : first + self._slice]), out)
 
     def prompt_logprobs(self, step: RowStep, hidden: torch.Tensor) -> tuple[TokenLogprobs, ...]:
         """Report the prompt tokens that follow those computed in this step; `hidden` is `[num_tokens, hidden]`."""
@@ -56,7 +53,7 @@ class Sampler:
         found: list[TokenLogprobs] = []
         for first in range(0, following.shape[0], self._slice):
             tokens = following[first : first + self._slice]
-            logits = self._logits(hidden[first : first + tokens.shape[0]]).float()
+            logits = self._model.scores(hidden[first : first + tokens.shape[0]])
             found.extend(token_logprobs(logits, tokens, [count] * tokens.shape[0]))
         return tuple(found)
 
@@ -64,14 +61,13 @@ class Sampler:
         rows = np.fromiter((step.row for step in steps), np.int64, len(steps))
         positions = np.fromiter((step.start + step.num_tokens for step in steps), np.int64, len(steps))
         if self._table.simple[rows].all() and not any(step.num_branches for step in steps):
-            best, chosen = logits.max(-1)
+            best, chosen = self._model.ops.argmax(logits)
             reports: list[TokenLogprobs | None] = [None] * len(steps)
         else:
-            raw = logits.float()
-            edited = self._edit(raw, rows, positions)
+            edited = self._edit(logits, rows, positions)
             best, chosen = edited.amax(-1), draw(edited, self._params(rows, positions, edited.device))
             self._report_branches(steps, edited, out)
-            reports = self._report(raw, rows, chosen)
+            reports = self._report(logits, rows, chosen)
         bad = (~torch.isfinite(best)).nonzero().squeeze(1).tolist()
         tokens = chosen.cpu().numpy()
         kept = [i for i, step in enumerate(steps) if not step.num_branches and i not in bad]

@@ -46,13 +46,13 @@ class SamplingTable:
         self.simple = np.zeros(num_rows, np.bool_)
 
     def _grow(self, wanted: int) -> None:
-        old = (self.floats, self.top_k, self.seeds, self.edited, self.simple)
-        size = len(self.seeds)
+        old, size = self._arrays(), len(self.seeds)
         self._allocate(max(wanted, 2 * size))
-        for source, target in zip(
-            old, (self.floats, self.top_k, self.seeds, self.edited, self.simple), strict=True
-        ):
+        for source, target in zip(old, self._arrays(), strict=True):
             target[..., :size] = source
+
+    def _arrays(self) -> tuple[Array, ...]:
+        return (self.floats, self.top_k, self.seeds, self.edited, self.simple)
 
 
 def edits_logits(sampling: SamplingParams) -> bool:

@@ -39,7 +39,7 @@ class TorchRunner:
         self._cache = cache
         self._rows = rows
         self._table = SamplingTable()
-        self._sampler = Sampler(rows, self._table, model.logits, info.vocabulary_size)
+        self._sampler = Sampler(rows, self._table, model)
 
     @property
     def info(self) -> RunnerInfo:
