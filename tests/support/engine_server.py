@@ -81,12 +81,16 @@ class Running:
 
     async def chat(self, content: str = "hello", **body: Any) -> dict[str, Any]:
         messages = [{"role": "user", "content": content}]
-        status, answer = await self.post("/v1/chat/completions", {"messages": messages, "temperature": 0, **body})
+        status, answer = await self.post(
+            "/v1/chat/completions", {"messages": messages, "temperature": 0, **body}
+        )
         assert status == 200, answer
         return answer
 
     async def stream(self, path: str, body: Any, **headers: str) -> Stream:
-        async with self.session.post(self.url + path, json={"stream": True, **body}, headers=headers) as response:
+        async with self.session.post(
+            self.url + path, json={"stream": True, **body}, headers=headers
+        ) as response:
             return Stream(response.status, dict(response.headers), await response.read())
 
     async def get(self, path: str) -> tuple[int, str]:

@@ -13,7 +13,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from millpond_engine.text.gguf_metadata import read_gguf_metadata
+from millpond_engine.gguf_header import GgufHeaderError, read_gguf_header
 from millpond_engine.text.hub_tokenizer import HubTokenizer
 from millpond_engine.text.tokenizer import TokenizerError, TokenizerFacts
 
@@ -52,9 +52,12 @@ def load_gguf_tokenizer(path: Path) -> HubTokenizer:
     """Tokenizer, special tokens and chat template of a GGUF file.
 
     Raises:
-        TokenizerError: another tokenizer model, or a pre-tokenizer this engine does not know.
+        TokenizerError: damaged file, another tokenizer model, or a pre-tokenizer this engine does not know.
     """
-    data = read_gguf_metadata(path, prefixes=("tokenizer.",))
+    try:
+        data = read_gguf_header(path).metadata
+    except GgufHeaderError as error:
+        raise TokenizerError(str(error)) from error
     kind = data.get("tokenizer.ggml.model")
     if kind != "gpt2":
         raise TokenizerError(f"{path.name}: tokenizer model {kind!r} is not served; byte-level BPE (gpt2) is")
