@@ -23,7 +23,10 @@ def count_finished(*engines: FakeEngine) -> Counter[str]:
 async def test_gw_030_a_killed_replica_loses_none_of_100_waiting_requests(
     make_engine: MakeEngine, make_gateway: MakeGateway
 ) -> None:
-    victim, other = await make_engine(script=Script(hang=True)), await make_engine(script=Script(first_seconds=1))
+    victim, other = (
+        await make_engine(script=Script(hang=True)),
+        await make_engine(script=Script(first_seconds=1)),
+    )
     gateway = await make_gateway(victim, other)
     waiting = [asyncio.create_task(talk(gateway, make_request())) for _ in range(100)]
     async with asyncio.timeout(10):

@@ -55,6 +55,11 @@ class ClientConnection(asyncio.Protocol):
         """A request is being read or answered."""
         return self._exchange is not None or self._reader.started
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes the client has not taken yet."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
         self._transport = transport

@@ -58,6 +58,10 @@ class Relay:
         """Open client connections."""
         return len(self._clients)
 
+    def list_open(self) -> list[tuple[ClientConnection, Reply]]:
+        """Connections that wait for an answer, and the answers."""
+        return list(self._owners.values())
+
     # Clients.
 
     def on_client(self, client: ClientConnection) -> bool:
