@@ -55,13 +55,19 @@ class Decoder:
 
 def load_decoder(config: ModelConfig, reader: WeightReader, ops: Ops, features: AttentionFeatures) -> Decoder:
     """Read a whole model, layer by layer."""
-    embedding = reader.stacked(["model.embed_tokens.weight"])
+    embedding = reader.stacked({"model.embed_tokens.weight": config.vocabulary_size}, config.hidden_size)
     tied = config.tied_embeddings or "lm_head.weight" not in reader.source
-    head = embedding if tied else reader.stacked(["lm_head.weight"])
+    head = (
+        embedding if tied else reader.stacked({"lm_head.weight": config.vocabulary_size}, config.hidden_size)
+    )
     layers = [
         load_decoder_layer(index, config=config, reader=reader, ops=ops, features=features)
         for index in range(config.num_layers)
     ]
-    norm = ops.vector(reader.stacked(["model.norm.weight"]))
-    divisors = reader.stacked(["rope_divisors"]).float().cpu() if "rope_divisors" in reader.source else None
+    norm = ops.vector(reader.stacked({"model.norm.weight": config.hidden_size}))
+    divisors = (
+        reader.stacked({"rope_divisors": config.head_dim // 2}).float().cpu()
+        if "rope_divisors" in reader.source
+        else None
+    )
     return Decoder(config, ops, embedding, layers, norm, ops.pack(head), divisors)

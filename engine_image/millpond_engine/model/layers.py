@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,15 +32,17 @@ class WeightReader:
         self.device = device
         self._on_bytes = on_bytes
 
-    def stacked(self, names: list[str]) -> torch.Tensor:
-        """Tensors with equal trailing sizes, one below the other in one new tensor."""
-        shapes = [self.source.shape(name) for name in names]
-        rows = sum(shape[0] for shape in shapes)
-        target = torch.empty((rows, *shapes[0][1:]), dtype=self.dtype, device=self.device)
+    def stacked(self, parts: Mapping[str, int], *inner: int) -> torch.Tensor:
+        """Tensors `[rows, *inner]`, named with their rows, one below the other in one new tensor.
+
+        Raises:
+            ModelFormatError: one is missing or has another shape.
+        """
+        target = torch.empty((sum(parts.values()), *inner), dtype=self.dtype, device=self.device)
         first = 0
-        for name, shape in zip(names, shapes, strict=True):
-            self._on_bytes(self.source.read_into(name, target[first : first + shape[0]]))
-            first += shape[0]
+        for name, rows in parts.items():
+            self._on_bytes(self.source.read_into(name, target[first : first + rows]))
+            first += rows
         return target
 
 
@@ -73,25 +75,30 @@ def load_decoder_layer(
 ) -> DecoderLayer:
     """Read one layer, fusing q with k and v, and gate with up."""
     prefix = f"model.layers.{index}."
-    attention = prefix + "self_attn."
-    qkv = [f"{attention}{part}_proj" for part in "qkv"]
+    attention, feed = prefix + "self_attn.", prefix + "mlp."
+    hidden, inner = config.hidden_size, config.intermediate_size
+    qkv = {"q_proj": config.query_size, "k_proj": config.kv_size, "v_proj": config.kv_size}
 
-    def vector(name: str) -> torch.Tensor:
-        return ops.vector(reader.stacked([name]))
+    def vector(name: str, size: int) -> torch.Tensor:
+        return ops.vector(reader.stacked({name: size}))
 
+    biases = {f"{attention}{name}.bias": rows for name, rows in qkv.items()}
+    norms = tuple(f"{attention}{part}_norm.weight" for part in "qk")
     return DecoderLayer(
         index=index,
-        input_norm=vector(prefix + "input_layernorm.weight"),
-        qkv=ops.pack(reader.stacked([f"{name}.weight" for name in qkv])),
-        qkv_bias=ops.vector(reader.stacked([f"{name}.bias" for name in qkv])) if features.qkv_bias else None,
-        head_norms=(vector(attention + "q_norm.weight"), vector(attention + "k_norm.weight"))
+        input_norm=vector(prefix + "input_layernorm.weight", hidden),
+        qkv=ops.pack(
+            reader.stacked({f"{attention}{name}.weight": rows for name, rows in qkv.items()}, hidden)
+        ),
+        qkv_bias=ops.vector(reader.stacked(biases)) if features.qkv_bias else None,
+        head_norms=(vector(norms[0], config.head_dim), vector(norms[1], config.head_dim))
         if features.head_norms
         else None,
-        output=ops.pack(reader.stacked([attention + "o_proj.weight"])),
-        post_norm=vector(prefix + "post_attention_layernorm.weight"),
+        output=ops.pack(reader.stacked({attention + "o_proj.weight": hidden}, config.query_size)),
+        post_norm=vector(prefix + "post_attention_layernorm.weight", hidden),
         gate_up=ops.pack_gated(
-            reader.stacked([prefix + "mlp.gate_proj.weight", prefix + "mlp.up_proj.weight"])
+            reader.stacked({feed + "gate_proj.weight": inner, feed + "up_proj.weight": inner}, hidden)
         ),
-        down=ops.pack(reader.stacked([prefix + "mlp.down_proj.weight"])),
+        down=ops.pack(reader.stacked({feed + "down_proj.weight": hidden}, inner)),
         eps=config.norm_eps,
     )
