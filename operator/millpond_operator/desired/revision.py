@@ -7,6 +7,7 @@ owner's doing. Counts, scaling, gateway and prices are left out: changing them r
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -52,7 +53,7 @@ def strip_defaults(value: Any) -> Any:
     """Plain data of a record without the fields that hold their default."""
     if isinstance(value, msgspec.Struct):
         kept = {}
-        for field in msgspec.structs.fields(value):
+        for field in _list_fields(type(value)):
             own = getattr(value, field.name)
             if own != _get_default(field):
                 kept[field.encode_name] = strip_defaults(own)
@@ -62,6 +63,11 @@ def strip_defaults(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: strip_defaults(item) for key, item in value.items()}
     return value
+
+
+@cache
+def _list_fields(record: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    return msgspec.structs.fields(record)
 
 
 def _get_default(field: msgspec.structs.FieldInfo) -> Any:

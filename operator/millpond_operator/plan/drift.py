@@ -6,7 +6,6 @@ not equality. Numbers written in two ways ("0.5" and "500m") are equal.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from millpond_operator.api.errors import QuantityError
@@ -25,39 +24,44 @@ def has_drifted(manifest: Manifest, live: Child) -> bool:
 
 def find_difference(wanted: Any, live: Any, path: str = "") -> str | None:
     """Path of the first wanted value that the live object does not hold; None when it holds all."""
-    if isinstance(wanted, Mapping):
-        if not isinstance(live, Mapping):
-            return None if not wanted and live is None else path
-        differences = (
-            find_difference(value, live.get(key), f"{path}.{key}") for key, value in wanted.items()
-        )
-        return next((found for found in differences if found is not None), None)
-    if isinstance(wanted, list | tuple):
-        return _compare_lists(list(wanted), live, path)
+    if wanted == live:
+        return None
+    if isinstance(wanted, dict):
+        return _compare_maps(wanted, live, path)
+    if isinstance(wanted, list):
+        return _compare_lists(wanted, live, path)
     return None if _is_equal(wanted, live) else path
+
+
+def _compare_maps(wanted: dict[str, Any], live: Any, path: str) -> str | None:
+    if not isinstance(live, dict):
+        return None if not wanted and live is None else path
+    for key, value in wanted.items():
+        found = find_difference(value, live.get(key), f"{path}.{key}")
+        if found is not None:
+            return found
+    return None
 
 
 def _compare_lists(wanted: list[Any], live: Any, path: str) -> str | None:
     if not wanted:
         return None
-    if not isinstance(live, list | tuple):
+    if not isinstance(live, list):
         return path
     key = _find_key(wanted)
-    if key is None:
-        if len(wanted) != len(live):
-            return path
-        pairs = [(item, live[index]) for index, item in enumerate(wanted)]
-    else:
-        by_key = {item.get(key): item for item in live if isinstance(item, Mapping)}
-        pairs = [(item, by_key.get(item[key])) for item in wanted]
-    differences = (
-        find_difference(item, other, f"{path}[{index}]") for index, (item, other) in enumerate(pairs)
-    )
-    return next((found for found in differences if found is not None), None)
+    if key is None and len(wanted) != len(live):
+        return path
+    by_key = {item.get(key): item for item in live if isinstance(item, dict)} if key is not None else {}
+    for index, item in enumerate(wanted):
+        other = live[index] if key is None else by_key.get(item[key])
+        found = find_difference(item, other, f"{path}[{index}]")
+        if found is not None:
+            return found
+    return None
 
 
 def _find_key(items: list[Any]) -> str | None:
-    if not all(isinstance(item, Mapping) for item in items):
+    if not all(isinstance(item, dict) for item in items):
         return None
     return next((key for key in KEYS if all(key in item for item in items)), None)
 

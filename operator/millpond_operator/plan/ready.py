@@ -165,7 +165,7 @@ def _check_probes(facts: Facts) -> tuple[ConditionReason, str] | None:
     for pod in facts.current_pods:
         answer = find_answer(facts.snapshot, pod)
         if answer is None:
-            return ConditionReason.PROBE_FAILED, f"{pod.name} has not been asked a real request yet"
+            return ConditionReason.PENDING, f"{pod.name} has not answered a real request yet"
         if not answer.ok:
             return ConditionReason.PROBE_FAILED, f"a real request to {pod.name} failed: {answer.message}"
     return None

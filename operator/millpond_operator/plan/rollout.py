@@ -107,11 +107,16 @@ def _grow_new(state: RoleInput, old: list[Workload], mode: Mode) -> int:
     """Count of the current revision: as many as fit beside what is left of the others."""
     current = next((w.wanted for w in state.workloads if w.revision == state.revision), 0)
     leaving = sum(max(w.wanted, len(_pods_of(state, w.revision))) for w in old)
-    # Pods of a revision whose Deployment is gone already still hold their GPU until they have left.
-    known = {w.revision for w in state.workloads}
-    leaving += sum(1 for pod in state.pods if pod.revision not in known and pod.revision != state.revision)
+    # So do pods that no count above includes: those of a Deployment that is gone already, and leaving ones of the
+    # current revision (it may have been the old one a moment ago).
+    known = {w.revision for w in old}
+    leaving += sum(1 for pod in state.pods if pod.revision not in known and _is_extra(pod, state.revision))
     room = state.desired - leaving + (_compute_surge(state) if mode == "Surge" else 0)
     return max(min(current, state.desired), min(state.desired, max(room, 0)))
+
+
+def _is_extra(pod: Pod, current: str) -> bool:
+    return pod.deleting or pod.revision != current
 
 
 def _compute_surge(state: RoleInput) -> int:

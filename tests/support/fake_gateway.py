@@ -1,0 +1,89 @@
+"""Gateways that see the pods of a FakeKubelet, for operator tests without a data path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millpond_common.contract import labels
+from millpond_common.contract.gateway_report import (
+    EndpointReport,
+    GatewayReport,
+    PoolReport,
+    ProbeRequest,
+    ProbeResult,
+)
+from millpond_operator.errors import GatewayCallError
+from tests.support.kubelet import FakeKubelet
+
+Manifest = dict[str, Any]
+
+
+class FakeGateway:
+    """Answers as every gateway pod of the namespace; the test steers what it sees and says."""
+
+    def __init__(self, kubelet: FakeKubelet) -> None:
+        self._kubelet = kubelet
+        self.hidden: set[str] = set()
+        """Names of engine pods it has not noticed yet."""
+        self.hide_new = False
+        """Whether it notices no pod that it has not reported before."""
+        self.open_requests: dict[str, int] = {}
+        self.unique_cached_tokens: dict[str, int] = {}
+        self.probe_failure: str | None = None
+        self.unreachable = False
+        self.probes: list[str] = []
+        self._known: set[str] = set()
+
+    async def fetch_report(self, address: str) -> GatewayReport:
+        """The report of the gateway pod at the address."""
+        if self.unreachable:
+            raise GatewayCallError(f"GET http://{address}/v1/report: connection refused")
+        pools: dict[str, list[EndpointReport]] = {}
+        for pod in list(self._kubelet.pods):
+            own = pod["metadata"].get("labels") or {}
+            if own.get(labels.COMPONENT) == labels.ENGINE_COMPONENT and self._notices(pod):
+                pools.setdefault(own[labels.POOL], []).append(self._make_endpoint(pod))
+        return GatewayReport(
+            gateway=address,
+            epoch="1",
+            observed_at=0.0,
+            view_age_seconds=0.0,
+            synced=True,
+            pools=tuple(
+                PoolReport(pool=name, endpoints=tuple(found)) for name, found in sorted(pools.items())
+            ),
+        )
+
+    async def probe(self, address: str, request: ProbeRequest) -> ProbeResult:
+        """Answer for a replica that exists."""
+        self.probes.append(request.pod_uid)
+        if self.probe_failure is not None:
+            return ProbeResult(ok=False, status=500, message=self.probe_failure, seconds=0.01)
+        there = any(pod["metadata"]["uid"] == request.pod_uid for pod in self._kubelet.pods)
+        return ProbeResult(
+            ok=there, status=200 if there else 404, message="" if there else "unknown", seconds=0.01
+        )
+
+    def _notices(self, pod: Manifest) -> bool:
+        name = pod["metadata"]["name"]
+        if name in self.hidden or (self.hide_new and name not in self._known):
+            return False
+        self._known.add(name)
+        return True
+
+    def _make_endpoint(self, pod: Manifest) -> EndpointReport:
+        metadata = pod["metadata"]
+        own = metadata.get("labels") or {}
+        conditions = (pod.get("status") or {}).get("conditions") or []
+        ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+        leaving = bool(metadata.get("deletionTimestamp")) or own.get(labels.CORDONED) == "true"
+        return EndpointReport(
+            pod=metadata["name"],
+            pod_uid=metadata["uid"],
+            revision=own.get(labels.REVISION, ""),
+            role=own.get(labels.ROLE, ""),
+            routable=ready and not leaving,
+            open_requests=self.open_requests.get(metadata["name"], 0),
+            uncached_tokens=0,
+            unique_cached_tokens=self.unique_cached_tokens.get(metadata["name"], 0),
+        )

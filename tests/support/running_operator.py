@@ -1,0 +1,101 @@
+"""The operator of this checkout, run against a cluster in a thread of the test process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+from millpond_operator.clients.connection import load_connection
+from millpond_operator.clients.gateway import GatewayCaller
+from millpond_operator.desired.settings import BuildSettings
+from millpond_operator.handlers.run import run_operator
+from millpond_operator.loop.lease import LeaseSettings
+from millpond_operator.loop.operator import Operator
+from millpond_operator.loop.settings import OperatorSettings
+from millpond_operator.plan.settings import PlanSettings
+
+START_SECONDS = 30.0
+
+
+def make_settings(
+    namespace: str, *, identity: str = "test", engine_image: str = "millpond-engine:test"
+) -> OperatorSettings:
+    """Settings of an operator that serves one namespace and keeps its Lease there."""
+    # No real node has this much CPU, so no real kubelet runs the pods that a FakeKubelet tends.
+    build = BuildSettings(
+        engine_image=engine_image,
+        gateway_image="millpond-gateway:test",
+        gateway_replicas=1,
+        gateway_cpu="4000",
+        gateway_role_kind="Role",
+        operator_namespace=namespace,
+    )
+    return OperatorSettings(
+        plan=PlanSettings(build=build, moving_recheck_seconds=0.5, settled_recheck_seconds=5.0),
+        lease=LeaseSettings(namespace=namespace, duration=3.0, deadline=2.0, period=0.3),
+        identity=identity,
+        namespaces=(namespace,),
+        listen_host="127.0.0.1",
+        metrics_port=0,
+        health_port=0,
+    )
+
+
+class RunningOperator:
+    """One instance in a thread of its own, since kopf cancels every younger task of its loop when it ends."""
+
+    def __init__(self, kubeconfig: Path, settings: OperatorSettings, gateway: GatewayCaller) -> None:
+        self._kubeconfig = kubeconfig
+        self.settings = settings
+        self._gateway = gateway
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"operator {settings.identity}", daemon=True)
+        self.operator: Operator | None = None
+        self.failure: BaseException | None = None
+
+    def start(self) -> RunningOperator:
+        """Start and wait until it runs."""
+        self._thread.start()
+        assert self._started.wait(START_SECONDS), "the operator did not start"
+        return self
+
+    def stop(self) -> None:
+        """Stop as on SIGTERM and wait for the end."""
+        if self._loop is not None and self._stop is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(START_SECONDS)
+        assert not self._thread.is_alive(), "the operator did not stop"
+        if self.failure is not None:
+            raise self.failure
+
+    def resync(self) -> None:
+        """Do one full resync now."""
+        assert self.operator is not None
+        assert self._loop is not None
+        asyncio.run_coroutine_threadsafe(self.operator.resync.run_once(), self._loop).result(START_SECONDS)
+
+    def mark(self, name: str) -> None:
+        """Have a pool looked at."""
+        assert self.operator is not None
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self.operator.mark, self.settings.namespaces[0], name)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:  # noqa: BLE001 - the test's thread raises it
+            self.failure = error
+            self._started.set()
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        connection = load_connection(self._kubeconfig)
+
+        def note(operator: Operator) -> None:
+            self.operator = operator
+            self._started.set()
+
+        await run_operator(self.settings, connection, stop=self._stop, gateway=self._gateway, on_started=note)
