@@ -108,6 +108,9 @@ class Fleet:
         if found is None:
             if not call.body.model:
                 return ApiError(ErrorCode.INVALID_VALUE, "the body names no model", "model")
+            if not self._world.snapshot.synced:
+                message = "the gateway has just started and does not know every pool yet"
+                return ApiError(ErrorCode.NO_REPLICA, message, retry_after_seconds=1)
             return refuse_model(call.body.model, list(self._models))
         state, adapter = found
         if not call.caller.pin:

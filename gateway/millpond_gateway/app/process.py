@@ -69,7 +69,7 @@ class GatewayProcess:
         self._access = AccessLog(sys.stdout.buffer, self._metrics) if options.access_log else None
         self._stop = asyncio.Event()
         self.relay = Relay(options.relay, self.fleet, self)
-        self._reported_at = 0.0
+        self._reported_at = -math.inf
         self.port = self.admin_port = 0
         """Ports bound, once started."""
         self._admin: AdminServer | None = None
@@ -211,7 +211,9 @@ class GatewayProcess:
     def _publish(self, now: float) -> None:
         vitals, metrics, relay = self._vitals, self._metrics, self.relay
         vitals.beat_at = time.monotonic()
-        vitals.synced = self.world.snapshot.synced
+        if vitals.synced != self.world.snapshot.synced:
+            vitals.synced = self.world.snapshot.synced
+            self._reported_at = -math.inf  # whoever sees it ready may ask for the report at once
         vitals.view_age_seconds = self.world.compute_age_seconds(now)
         metrics.view_age.set(vitals.view_age_seconds or 0.0)
         metrics.open_requests.set(relay.num_requests)

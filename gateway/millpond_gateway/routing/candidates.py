@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 
-from millpond_gateway.routing.records import Drop, DropReason, EndpointView, RequestView, Role
+from millpond_gateway.routing.records import Drop, DropReason, EndpointView, KeyKind, RequestView, Role
 
 
 def filter_candidates(
@@ -53,7 +53,9 @@ def find_drop_reason(
 
 
 def fits(endpoint: EndpointView, request: RequestView) -> bool:
-    """Whether the request alone fits the replica; what is unknown does not speak against it."""
+    """Whether the request alone fits the replica; what is unknown or estimated does not speak against it."""
+    if request.prompt.kind is not KeyKind.TOKENS:
+        return True
     tokens = request.prompt.num_tokens + 1
     if endpoint.max_model_tokens is not None and tokens > endpoint.max_model_tokens:
         return False

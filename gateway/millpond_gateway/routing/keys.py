@@ -17,6 +17,8 @@ from millpond_gateway.routing.records import KeyKind, PromptKeys
 
 CHUNK_BYTES = 128
 """Text of one fallback key."""
+MAX_TEXT_KEYS = 4096
+"""Chunks that get a key: half a megabyte, which takes about a millisecond; images make texts of many more."""
 _TEXT_SCHEME = b"millpond text keys 1"
 _DEFAULT_BYTES_PER_TOKEN = 4.0
 _DECAY = 0.99
@@ -56,7 +58,8 @@ def _compute_text_root(scope: KeyScope, template: bytes) -> int:
 
 def _chain_text(parent: int, text: bytes, seed: int) -> list[int]:
     keys: list[int] = []
-    for offset in range(0, len(text) - CHUNK_BYTES + 1, CHUNK_BYTES):
+    end = min(len(text), MAX_TEXT_KEYS * CHUNK_BYTES)
+    for offset in range(0, end - CHUNK_BYTES + 1, CHUNK_BYTES):
         chunk = parent.to_bytes(8, "little") + text[offset : offset + CHUNK_BYTES]
         parent = xxhash.xxh3_64_intdigest(chunk, seed=seed)
         keys.append(parent)

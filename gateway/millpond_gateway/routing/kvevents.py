@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from millpond_common.contract.kv_events import END_SEQUENCE
+
 _U64 = (1 << 64) - 1
 _STORED_FIELDS = (
     "type",
@@ -110,6 +112,38 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _decoder = msgspec.msgpack.Decoder()
+
+
+def parse_live_frames(frames: Sequence[bytes]) -> tuple[int, bytes]:
+    """Sequence and payload of a published message `[topic, sequence, payload]`.
+
+    The topic names nobody: streams belong to connections, and two pods may use one topic.
+
+    Raises:
+        PayloadError: when the frames have another shape.
+    """
+    if len(frames) != 3 or len(frames[1]) != 8:
+        raise PayloadError(f"expected topic, 8-byte sequence and payload, got {len(frames)} frames")
+    return int.from_bytes(frames[1], "big"), frames[2]
+
+
+def parse_replay_frames(frames: Sequence[bytes]) -> tuple[int, bytes] | None:
+    """Sequence and payload of a replayed message, `[seq, payload]` or `[topic, seq, payload]`; None at the end marker.
+
+    An empty delimiter before them is skipped.
+
+    Raises:
+        PayloadError: when the frames have another shape.
+    """
+    rest = list(frames)
+    if rest and not rest[0] and len(rest) > 2 and (len(rest) > 3 or len(rest[1]) == 8):
+        rest = rest[1:]
+    if len(rest) == 3:
+        rest = rest[1:]
+    if len(rest) != 2 or len(rest[0]) != 8:
+        raise PayloadError(f"expected a replayed sequence and payload, got {len(frames)} frames")
+    sequence = int.from_bytes(rest[0], "big")
+    return None if sequence == END_SEQUENCE else (sequence, rest[1])
 
 
 def decode_batch(payload: bytes) -> EventBatch:

@@ -24,6 +24,7 @@ from millpond_gateway.routing.records import (
     Choice,
     ChoiceReason,
     EndpointView,
+    KeyKind,
     Policy,
     ReplicaLoad,
     RequestView,
@@ -72,6 +73,8 @@ class Router:
         self.work = WorkRate()
         self.sessions = SessionBook()
         self.stability = StabilityBook()
+        self.num_by_key_kind = dict.fromkeys(KeyKind, 0)
+        """Requests by what their keys came from: a rising share of fallbacks is an alarm."""
         self._chooser = Chooser(seed)
         self._endpoints: dict[str, EndpointView] = {}
         self._ejected: frozenset[str] = frozenset()
@@ -198,6 +201,7 @@ class Router:
             held_tokens=choice.score.held_tokens,
         )
         self.stability.note(request.tenant, request.session, next(iter(request.prompt.keys), None))
+        self.num_by_key_kind[request.prompt.kind] += 1
         self.load.reserve(reservation)
         self._note_routed(reservation, request.prompt.keys, now)
         if self._sink is not None:

@@ -138,16 +138,19 @@ class EventStream:
         return [*asks, Ask(AskKind.SNAPSHOT)]
 
     def snapshot(
-        self, batches: Iterable[EventBatch], *, resume_sequence: int, epoch: str | None, now: float
+        self, payloads: Iterable[bytes], *, resume_sequence: int, epoch: str | None, now: float
     ) -> list[Ask]:
-        """Replace everything by a snapshot; the live stream goes on at `resume_sequence`."""
+        """Replace everything by a snapshot; the live stream goes on at `resume_sequence`.
+
+        Batches that came live meanwhile follow at once; if some are missing before them, asks for a replay.
+        """
         self._heard_at = now
         self.blocks.clear()
         self.epoch = epoch or self.epoch
-        for batch in batches:
-            self._apply_events(batch)
         self._complete = True
-        self._confidence = 1.0
+        self._confidence = self._before_gap = 1.0
+        for payload in payloads:
+            self._apply_snapshot_part(payload)
         self._next = resume_sequence
         self._pending = {seq: payload for seq, payload in self._pending.items() if seq >= resume_sequence}
         if self._pending and min(self._pending) > resume_sequence:
@@ -198,6 +201,15 @@ class EventStream:
         self._before_gap = self._confidence
         self._confidence *= _GAP_FACTOR
         return [Ask(AskKind.REPLAY, first_missing)]
+
+    def _apply_snapshot_part(self, payload: bytes) -> None:
+        try:
+            batch = decode_batch(payload)
+        except PayloadError:
+            self._num_bad += 1
+            self._confidence *= _BAD_FACTOR
+            return
+        self._apply_events(batch)
 
     def _apply_payload(self, sequence: int, payload: bytes) -> list[Ask]:
         self._next = sequence + 1

@@ -82,7 +82,9 @@ async def test_gw_022_gw_025_gw_045_pods_are_followed_and_a_cordon_is_honoured(
     first, second = await make_engine(), await make_engine()
     gateway = await start(make_gateway, crds, namespace, monkeypatch)
     await asyncio.to_thread(kube.create, make_pool())
-    await gateway.until_routable(0, POOL)
+    async with asyncio.timeout(5):
+        while POOL not in gateway.process.world.snapshot.pools:
+            await asyncio.sleep(0.02)
     assert (await ask(gateway)).status_code == 503
     await asyncio.to_thread(kube.create, make_pod("p1", first))
     await asyncio.to_thread(set_ready, kube, "p1")

@@ -1,0 +1,132 @@
+"""The admin port: health, readiness, metrics, report, probe; never held up by the data path."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import httpx
+import msgspec
+import pytest
+from tests.fixtures.gateway import MODEL, MakeEngine, MakeGateway, Script
+from tests.gateway.wire import STREAM_BODY, ask, make_request, talk
+
+from millpond_common.contract.gateway_report import GatewayReport, ProbeResult
+
+
+async def test_health_and_readiness(make_engine: MakeEngine, make_gateway: MakeGateway) -> None:
+    gateway = await make_gateway(await make_engine())
+    async with httpx.AsyncClient(base_url=gateway.admin_url) as client:
+        assert (await client.get("/health")).status_code == 200
+        async with asyncio.timeout(2):
+            while (await client.get("/ready")).status_code != 200:
+                await asyncio.sleep(0.02)
+        gateway.process.world.expect("another source")
+        await asyncio.sleep(0.1)
+        assert (await client.get("/ready")).status_code == 503
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/nothing")).status_code == 404
+        assert (await client.post("/health")).status_code == 405
+
+
+async def test_gw_042_health_answers_while_the_data_loop_is_busy(
+    make_engine: MakeEngine, make_gateway: MakeGateway
+) -> None:
+    gateway = await make_gateway(await make_engine(script=Script(first_seconds=0.5)))
+    running = [asyncio.create_task(talk(gateway, make_request(STREAM_BODY), seconds=30)) for _ in range(500)]
+    await asyncio.sleep(0.1)
+
+    def look() -> list[float]:
+        times = []
+        with httpx.Client(base_url=gateway.admin_url) as client:
+            for _ in range(10):
+                began = time.monotonic()
+                assert client.get("/health", timeout=1.0).status_code == 200
+                times.append(time.monotonic() - began)
+        return times
+
+    assert max(await asyncio.to_thread(look)) < 1.0
+    answers = await asyncio.gather(*running)
+    assert all(answer.endswith(b"0\r\n\r\n") for answer in answers)
+
+
+async def test_the_report_has_the_contract_s_form(make_engine: MakeEngine, make_gateway: MakeGateway) -> None:
+    engine = await make_engine(script=Script(first_seconds=1.5))
+    gateway = await make_gateway(engine)
+    task = asyncio.create_task(ask(gateway, make_request()))
+    async with httpx.AsyncClient(base_url=gateway.admin_url) as client:
+        async with asyncio.timeout(3):
+            while True:
+                report = msgspec.json.decode((await client.get("/v1/report")).content, type=GatewayReport)
+                if report.pools and report.pools[0].queued_tokens:
+                    break
+                await asyncio.sleep(0.05)
+    (pool,) = report.pools
+    (endpoint,) = pool.endpoints
+    assert (pool.pool, endpoint.pod_uid, endpoint.routable, endpoint.open_requests) == (
+        MODEL,
+        engine.address,
+        True,
+        1,
+    )
+    assert endpoint.epoch == engine.epoch
+    assert pool.last_request_seconds_ago is not None
+    assert report.synced
+    await task
+
+
+@pytest.mark.parametrize(
+    ("script", "uid", "ok", "status"),
+    [
+        (Script(), None, True, 200),
+        (Script(refuse=(500, "engine_error", "broken")), None, False, 500),
+        (Script(num_chunks=0), None, False, 200),
+        (Script(), "unknown", False, 503),
+    ],
+)
+async def test_a_probe_is_a_real_request_to_one_replica(
+    script: Script, uid: str | None, ok: bool, status: int, make_engine: MakeEngine, make_gateway: MakeGateway
+) -> None:
+    probed, other = await make_engine(script=script), await make_engine()
+    gateway = await make_gateway(probed, other)
+    await asyncio.sleep(0.6)
+    asked = {"pool": MODEL, "podUid": uid or probed.address, "timeoutSeconds": 2}
+    async with httpx.AsyncClient(base_url=gateway.admin_url) as client:
+        answer = await client.post("/v1/probe", json=asked)
+        assert (await client.post("/v1/probe", json={"pool": MODEL})).status_code == 400
+    result = msgspec.json.decode(answer.content, type=ProbeResult)
+    assert (result.ok, result.status) == (ok, status), result
+    assert len(probed.seen) == (0 if uid else 1)
+    assert other.seen == []
+
+
+async def test_a_probe_of_a_replica_that_hangs_ends_in_time(
+    make_engine: MakeEngine, make_gateway: MakeGateway
+) -> None:
+    engine = await make_engine(script=Script(hang=True))
+    gateway = await make_gateway(engine)
+    await asyncio.sleep(0.6)
+    async with httpx.AsyncClient(base_url=gateway.admin_url) as client:
+        asked = {"pool": MODEL, "podUid": engine.address, "timeoutSeconds": 0.3}
+        result = (await client.post("/v1/probe", json=asked)).json()
+    assert result["ok"] is False
+    assert "0.3 s" in result["message"]
+    async with asyncio.timeout(1):
+        while engine.num_open:
+            await asyncio.sleep(0.01)
+
+
+async def test_gw_036_suspects_are_probed_and_a_failing_probe_ejects(
+    make_engine: MakeEngine, make_gateway: MakeGateway
+) -> None:
+    broken = await make_engine(script=Script(refuse=(500, "engine_error", "broken")))
+    sound = [await make_engine() for _ in range(3)]
+    gateway = await make_gateway(broken, *sound)
+    await asyncio.sleep(0.6)
+    async with asyncio.timeout(10):
+        while gateway.process.fleet.pools[MODEL].verdict.ejected != {broken.address}:
+            await ask(gateway, make_request())
+    seen = len(broken.seen)
+    statuses = [(await ask(gateway, make_request())).status for _ in range(12)]
+    assert statuses == [200] * 12
+    assert len(broken.seen) == seen
