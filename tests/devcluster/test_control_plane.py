@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import pytest
 from kubernetes import client
@@ -49,15 +50,23 @@ def make_range(low: int, high: int) -> Manifest:
 
 
 def is_established(crd: Manifest) -> bool:
-    conditions = crd.get("status", {}).get("conditions", [])
+    conditions = crd.get("status", {}).get("conditions") or []
     return any(found["type"] == "Established" and found["status"] == "True" for found in conditions)
 
 
-def test_custom_resources_follow_their_cel_rules(kube: Kube) -> None:
+@pytest.fixture
+def ranges(kube: Kube) -> Iterator[None]:
+    """A custom resource with a CEL rule."""
     crd = make_crd()
-    kube.apply(crd)
     read = (crd["apiVersion"], crd["kind"], crd["metadata"]["name"])
+    kube.apply(crd)
     wait_for("the CRD is served", lambda: is_established(kube.get(*read)))
+    yield
+    kube.delete(*read)
+
+
+@pytest.mark.usefixtures("ranges")
+def test_custom_resources_follow_their_cel_rules(kube: Kube) -> None:
     assert kube.apply(make_range(1, 2))["spec"] == {"low": 1, "high": 2}
     with pytest.raises(ApiException, match="low must not exceed high") as refused:
         kube.apply(make_range(3, 2))

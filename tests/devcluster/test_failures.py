@@ -269,6 +269,15 @@ def test_down_of_nothing_is_fine(driver: Driver) -> None:
     assert (done.returncode, "nothing was running" in done.stderr) == (0, True)
 
 
+def test_wipe_removes_programs_and_images_too(builder: Driver, fake_go: Path, tmp_path: Path) -> None:
+    set_mode(fake_go, "work")
+    assert builder.run("build").returncode == 0
+    (builder.layout.images / "registry").mkdir(parents=True)
+    assert builder.run("wipe").returncode == 0
+    assert not builder.layout.state.exists()
+    assert not (tmp_path / "cache/devcluster").exists()
+
+
 def test_space_is_measured_where_it_is_used(tmp_path: Path) -> None:
     with pytest.raises(NoSpaceError, match="MiB free below"):
         build.check_space(tmp_path, 1 << 60, "do it")

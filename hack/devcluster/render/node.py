@@ -52,6 +52,9 @@ path = "/var/lib/containerd/opt"
 sandbox_image = "{PAUSE_IMAGE}"
 restrict_oom_score_adj = {str(not may_raise_oom_score).lower()}
 
+[{cri}.containerd]
+discard_unpacked_layers = true
+
 [{cri}.containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
 
