@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.support.kubelet import FakeKubelet
+
 from millpond_common.contract import labels
 from millpond_common.contract.gateway_report import (
     EndpointReport,
@@ -13,7 +15,6 @@ from millpond_common.contract.gateway_report import (
     ProbeResult,
 )
 from millpond_operator.errors import GatewayCallError
-from tests.support.kubelet import FakeKubelet
 
 Manifest = dict[str, Any]
 

@@ -35,7 +35,7 @@ def list_inputs(pool: InferencePool, role: RoleView) -> dict[str, Any]:
         "scheme": SCHEME,
         "role": role.role,
         "modelName": pool.model_name,
-        "model": strip_defaults(spec.model),
+        "model": strip_defaults(msgspec.structs.replace(spec.model, name=None)),
         "engine": strip_defaults(spec.engine),
         "resources": strip_defaults(role.resources),
         "scheduling": strip_defaults(scheduling),
