@@ -23,7 +23,7 @@ from millpond_gateway.routing.splitmix import SplitMix
 from millpond_simulator.engine import EngineModel
 from millpond_simulator.fleet import Fleet, FleetSettings, Sharing, make_request_view
 from millpond_simulator.generate import WORKLOADS, generate_trace
-from millpond_simulator.results import Results, compute_results
+from millpond_simulator.results import Results, compute_results, find_regressions
 from millpond_simulator.rules import Rule
 from millpond_simulator.trace import BLOCK_TOKENS, TraceRequest, compute_oracle_hit_rate, read_trace, speed_up
 
@@ -66,9 +66,26 @@ def main() -> None:
     cost = measure_decision()
     print("\nOne decision over 16 replicas, prompt of 1,000 blocks, half of it shared (CPU time)")
     print(f"choose {cost['choose_microseconds']:.0f} µs, reserve {cost['reserve_microseconds']:.0f} µs")
+    regressions = list(find_gate_failures(runs))
+    for line in regressions:
+        print(f"gate: {line}")
     if arguments.json:
         figures = {"decision": cost, "runs": [msgspec.to_builtins(run) for run in runs]}
         arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+    if regressions:
+        raise SystemExit(1)
+
+
+def find_gate_failures(runs: Sequence[Run]) -> Iterator[str]:
+    """Where Auto is worse than round robin in time to first token or in throughput."""
+    for run in runs:
+        if run.rule is not Rule.AUTO or run.num_gateways > 1:
+            continue
+        baseline = next(
+            other for other in runs if _is(other, run.trace, Rule.ROUND_ROBIN, 1) and other.seed == run.seed
+        )
+        for regression in find_regressions(run.results, baseline.results):
+            yield f"{run.trace}, seed {run.seed}: {regression}"
 
 
 def load_traces(arguments: argparse.Namespace) -> Iterator[tuple[str, int, list[TraceRequest]]]:

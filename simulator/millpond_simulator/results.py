@@ -52,3 +52,18 @@ def compute_results(outcomes: Sequence[Outcome]) -> Results:
 def pick_percentile(ordered: Sequence[float], percent: int) -> float:
     """Value at or above which `100 - percent` percent of an ordered sequence lie (nearest rank)."""
     return ordered[min(max(-(-len(ordered) * percent // 100) - 1, 0), len(ordered) - 1)]
+
+
+def find_regressions(candidate: Results, baseline: Results, *, tolerance: float = 0.02) -> list[str]:
+    """What a release gate holds against `candidate`: both time to first token and throughput must not be worse."""
+    found: list[str] = []
+    if candidate.ttft_mean > baseline.ttft_mean * (1 + tolerance):
+        found.append(
+            f"mean time to first token {candidate.ttft_mean:.3f} s, before {baseline.ttft_mean:.3f} s"
+        )
+    if candidate.output_tokens_per_second < baseline.output_tokens_per_second * (1 - tolerance):
+        found.append(
+            f"{candidate.output_tokens_per_second:.0f} output tokens/s, "
+            f"before {baseline.output_tokens_per_second:.0f}"
+        )
+    return found

@@ -16,7 +16,7 @@ import xxhash
 
 from millpond_common.contract.blockkey import SCHEME_VERSION, KeyScope, extend_block_keys
 from millpond_gateway.routing.kvevents import Cleared, Event, Removed, Stored, Tier
-from millpond_gateway.routing.packed import PackedMap, PackedSet
+from millpond_gateway.routing.packed import PackedMap, PackedSet, spread
 
 TIER_CREDITS = {Tier.DEVICE: 1.0, Tier.HOST: 0.75, Tier.DISK: 0.25}
 """What a block of a tier is worth against recomputing it."""
@@ -158,7 +158,7 @@ class ReplicaBlocks:
             return 0
         num_removed = 0
         for block_hash in event.hashes:
-            mapped = self._keys_by_hash.get(block_hash)
+            mapped = self._keys_by_hash.get(spread(block_hash))
             key = block_hash if mapped is None else mapped
             extra = group.extra_counts.get(key, 0)
             if extra > 1:
@@ -172,19 +172,21 @@ class ReplicaBlocks:
 
     def _forget_hash(self, block_hash: int, key: int) -> None:
         if not any(key in group.keys for group in self._groups.values()):
-            self._keys_by_hash.discard(block_hash)
+            self._keys_by_hash.discard(spread(block_hash))
 
     def _find_keys(self, event: Stored) -> Sequence[int] | None:
         """Routing keys of the event's blocks; None when the parent is unknown."""
         if event.scheme == SCHEME_VERSION:
             return event.hashes
         scope = KeyScope(self._model, event.block_tokens, self._seed, event.adapter, event.namespace)
-        parent = self._keys_by_hash.get(event.parent) if event.parent is not None else self._find_root(scope)
+        parent = (
+            self._find_root(scope) if event.parent is None else self._keys_by_hash.get(spread(event.parent))
+        )
         if parent is None:
             return None
         keys = _chain_keys(scope, parent, event)
         for block_hash, key in zip(event.hashes, keys, strict=True):
-            self._keys_by_hash.put(block_hash, key)
+            self._keys_by_hash.put(spread(block_hash), key)
         return keys
 
     def _find_root(self, scope: KeyScope) -> int:

@@ -1,7 +1,8 @@
 """Hash tables of unsigned 64-bit numbers in flat arrays: about 15 bytes an entry, where a dict takes a hundred.
 
-Open addressing with linear probing; deletion shifts followers back, so no tombstones pile up. The keys are
-hashes already, so the low bits choose the place. Zero marks a free place; the key zero is kept as one.
+Open addressing with linear probing; deletion shifts followers back, so no tombstones pile up. The keys must be
+hashes already, since they choose their place by remainder; `spread` makes keys of numbers that are none. Zero
+marks a free place; the key zero is kept as one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,11 @@ from collections.abc import Iterator
 
 _MIN_PLACES = 16
 _MAX_LOAD = 0.72
+
+
+def spread(number: int) -> int:
+    """A 64-bit key from a number that may be a small one; different numbers give different keys."""
+    return number * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
 
 
 def _zeros(count: int) -> array[int]:
