@@ -144,7 +144,6 @@ class Admission:
         sequence.shared = sequence.published = len(table)
         state.counters.recomputed_tokens += max(0, sequence.lost - computed)
         sequence.lost = 0
-        self._add_load(sequence)
 
     def _schedule_first(self, sequence: Sequence, max_tokens: int) -> None:
         """Give the first chunk; the room was checked, so nobody is preempted for it."""
@@ -163,6 +162,7 @@ class Admission:
         table += cache.allocate(missing)
         builder.schedule(sequence, num_tokens, ())
         self._announce(sequence)
+        self._add_load(sequence)
 
     def _find_start(self, sequence: Sequence) -> tuple[list[int], int]:
         """Cached blocks to take over and tokens computed in them; notes if a peer is computing the next block."""
@@ -200,7 +200,7 @@ class Admission:
         mine = (self._expect(sequence), needed)
         merged = list(load)
         insort(merged, mine, key=lambda entry: -entry[0])
-        watermark = max(1, state.capacity.num_blocks * state.settings.watermark_percent // 100)
+        watermark = count_blocks(state.capacity.num_blocks * state.settings.watermark_percent, 100)
         return (
             compute_peak_blocks(merged, self._size)
             <= available + self._count_promised() + self._allocated - watermark

@@ -8,8 +8,8 @@ _WEIGHT = 0.1
 _MIN_PREFILL_TOKENS = 16
 _FIRST_RATIO = 0.25
 """Share of its limit that a request is expected to generate before any has finished."""
-_CALM = 0.995
-_MAX_CAUTION = 4.0
+_CALM = 0.97
+_MAX_CAUTION = 2.0
 
 
 class OutputEstimate:
@@ -26,7 +26,7 @@ class OutputEstimate:
 
     def preempt(self) -> None:
         """Too much was admitted: expect longer outputs for a while."""
-        self._caution = min(self._caution * 1.5, _MAX_CAUTION)
+        self._caution = min(self._caution * 1.1, _MAX_CAUTION)
 
     def compute_remaining(self, num_output: int, limit: int) -> int:
         """Tokens a sequence will probably still generate, at most `limit - num_output`.

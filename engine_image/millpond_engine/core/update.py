@@ -46,7 +46,8 @@ def apply_result(state: State, plan: StepPlan, result: StepResult, now: float) -
             advance_beams(state, group)
     state.cache.end_step(plan.step)
     state.host.end_step(plan.step)
-    state.speed.add(prefill_tokens, len(plan.rows), result.seconds)
+    if prefill_tokens:
+        state.speed.add(prefill_tokens, plan.num_tokens - prefill_tokens, result.seconds)
 
 
 def apply_failure(state: State, plan: StepPlan) -> None:

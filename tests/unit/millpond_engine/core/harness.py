@@ -26,7 +26,7 @@ from millpond_engine.core.step import NewRow, RowResult, RowStep, StepPlan, Step
 
 VOCABULARY = 1000
 POISON = -1
-GREEDY = SamplingParams(temperature=0.0)
+GREEDY = SamplingParams(temperature=0.0, seed=0)
 
 
 def crc(tokens: Sequence[int], seed: int = 0) -> int:
@@ -159,12 +159,16 @@ class Loop:
         *,
         overlap: bool = False,
         check: bool = True,
+        optimistic: bool = False,
         runner: TokenRunner | None = None,
     ) -> None:
         self.settings = settings or SchedulerSettings(policy="Fifo")
         self.capacity = capacity or Capacity(num_blocks=64, block_tokens=4, max_model_tokens=256)
         self.scheduler = Scheduler(self.settings, self.capacity)
         self.runner = runner or TokenRunner(self.capacity)
+        if optimistic:  # admit as if nobody grew: the more is preempted
+            self.scheduler._state.estimate.compute_remaining = lambda *_: 0
+        self.num_preempted_in_flight = 0
         self.overlap = overlap
         self.check = check
         self.now = 0.0
@@ -207,6 +211,7 @@ class Loop:
         plan = self.scheduler.plan(self.now)
         self.plans.append(plan)
         self._check_plan(plan)
+        self.num_preempted_in_flight += sum(s.flights for group in self.state.queue for s in group.waiting)
         result = self.runner.run(plan)
         if self.overlap:
             previous, self.flight = self.flight, (plan, result)
