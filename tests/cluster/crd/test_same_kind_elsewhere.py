@@ -6,41 +6,20 @@ may be in use.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 from tests.fixtures.crds import CRDS, install_crd
+from tests.fixtures.own_cluster import OwnCluster
 from tests.support.kube import Kube, Manifest
 from tests.support.pools import make_pool
 
-from devcluster.build import find_programs
-from devcluster.paths import find_layout
-
 pytestmark = pytest.mark.cluster
 
-ROOT = Path(__file__).resolve().parents[3]
 OURS = CRDS / "inferencepools.millpond.dev.yaml"
 THEIR_GROUP = "inference.networking.k8s.io"
 ORDERS = ["theirs first", "ours first"]
-
-
-@pytest.fixture(scope="module")
-def own_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
-    """A control plane nobody else uses."""
-    if os.environ.get("MILLPOND_KUBECONFIG"):
-        pytest.skip("the order of installation cannot be chosen on a cluster given by MILLPOND_KUBECONFIG")
-    state = tmp_path_factory.mktemp("same-kind")
-    environ = {**os.environ, "MILLPOND_STATE_DIR": str(state), "PYTHONPATH": str(ROOT / "hack")}
-    subprocess.run([sys.executable, "-m", "devcluster", "up"], env=environ, check=True, timeout=120)
-    try:
-        yield Kube(find_layout(environ, Path.home()).admin_kubeconfig)
-    finally:
-        subprocess.run([sys.executable, "-m", "devcluster", "down"], env=environ, check=True, timeout=60)
 
 
 def make_their_crd() -> Manifest:
@@ -71,10 +50,9 @@ def make_their_crd() -> Manifest:
     }
 
 
-def remove_all(kube: Kube) -> None:
-    for name in (f"inferencepools.{THEIR_GROUP}", "inferencepools.millpond.dev"):
-        kube.delete("apiextensions.k8s.io/v1", "CustomResourceDefinition", name)
-        _kubectl(kube, "wait", "--for=delete", f"crd/{name}", "--timeout=30s")
+def remove_all(own: OwnCluster) -> None:
+    names = [f"crd/inferencepools.{THEIR_GROUP}", "crd/inferencepools.millpond.dev"]
+    own.kubectl("delete", "--ignore-not-found", "--wait", "--timeout=60s", *names)
 
 
 def install_theirs(kube: Kube, folder: Path) -> None:
@@ -85,43 +63,26 @@ def install_theirs(kube: Kube, folder: Path) -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_op_014_our_pools_are_served_beside_a_kind_of_the_same_name(
-    own_cluster: Kube, order: str, tmp_path: Path
+    own_cluster: OwnCluster, order: str, tmp_path: Path
 ) -> None:
+    kube = Kube(own_cluster.kubeconfig)
     remove_all(own_cluster)
     if order == "theirs first":
-        install_theirs(own_cluster, tmp_path)
-    install_crd(own_cluster, OURS)
+        install_theirs(kube, tmp_path)
+    install_crd(kube, OURS)
     if order == "ours first":
-        install_theirs(own_cluster, tmp_path)
+        install_theirs(kube, tmp_path)
     fresh = Kube(own_cluster.kubeconfig)
+    theirs = {"apiVersion": f"{THEIR_GROUP}/v1", "kind": "InferencePool", "metadata": {"name": "theirs"}}
     fresh.create(make_pool("ours", replicas=1))
-    fresh.create(
-        {
-            "apiVersion": f"{THEIR_GROUP}/v1",
-            "kind": "InferencePool",
-            "metadata": {"name": "theirs"},
-            "spec": {},
-        }
-    )
+    fresh.create({**theirs, "spec": {}})
 
-    assert _list_names(fresh, "mpool") == ["ours"]
-    assert _list_names(fresh, "inferencepools.millpond.dev") == ["ours"]
-    assert _list_names(fresh, "millpond") == ["ours"]
-    assert _list_names(fresh, "infpool") == ["theirs"]
-    scaled = _kubectl(fresh, "scale", "mpool", "ours", "--replicas=2")
-    assert "scaled" in scaled
+    def list_names(what: str) -> list[str]:
+        return [line.split("/")[-1] for line in own_cluster.kubectl("get", what, "-o", "name").split()]
 
-
-def _list_names(kube: Kube, what: str) -> list[str]:
-    return [line.split("/")[-1] for line in _kubectl(kube, "get", what, "-o", "name").split()]
-
-
-def _kubectl(kube: Kube, *arguments: str) -> str:
-    programs = find_programs(find_layout(os.environ, Path.home()))
-    assert programs is not None
-    command = [str(programs / "kubectl"), "--kubeconfig", str(kube.kubeconfig), "--namespace=default"]
-    cache = str(kube.kubeconfig.parent / "kubectl-cache")
-    done = subprocess.run(
-        [*command, f"--cache-dir={cache}", *arguments], capture_output=True, text=True, check=True
-    )
-    return done.stdout
+    assert list_names("mpool") == ["ours"]
+    assert list_names("inferencepools.millpond.dev") == ["ours"]
+    assert list_names("millpond") == ["ours"]
+    assert list_names("infpool") == ["theirs"]
+    assert "scaled" in own_cluster.kubectl("scale", "mpool", "ours", "--replicas=2")
+    remove_all(own_cluster)

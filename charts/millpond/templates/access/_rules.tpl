@@ -35,10 +35,6 @@
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, patch, delete]
-# The first useful line of a failed container, for the pool's status.
-- apiGroups: [""]
-  resources: [pods/log]
-  verbs: [get]
 - apiGroups: [""]
   resources: [events]
   verbs: [get, create, patch]
