@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,12 +33,17 @@ class Kube:
         self.api_client: client.ApiClient = config.new_client_from_config(str(kubeconfig))
         self.core = client.CoreV1Api(self.api_client)
         self._dynamic: dynamic.DynamicClient | None = None
+        # The client keeps what it discovered in a file named after the server's address alone, which the next cluster
+        # has too; ours goes with this object.
+        self._discovered = tempfile.TemporaryDirectory(prefix="millpond-kube-")
 
     @property
     def dynamic(self) -> dynamic.DynamicClient:
         """The client for any kind; discovers the API on first use."""
         if self._dynamic is None:
-            self._dynamic = dynamic.DynamicClient(self.api_client)
+            self._dynamic = dynamic.DynamicClient(
+                self.api_client, cache_file=f"{self._discovered.name}/discovered.json"
+            )
         return self._dynamic
 
     def resource(self, api_version: str, kind: str) -> Any:
