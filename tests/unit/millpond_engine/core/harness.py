@@ -50,6 +50,8 @@ class Row:
     new: NewRow
     tokens: list[int]
     table: list[int]
+    next: int | None = None
+    """Where the row's next step must start: nothing is skipped or computed twice while it lives."""
 
 
 @dataclass
@@ -59,7 +61,6 @@ class TokenRunner:
     branch: Callable[[Sequence[int], int], tuple[tuple[int, float], ...]] = rank_branches
     rows: dict[int, Row] = field(default_factory=dict)
     computed_tokens: int = 0
-    computed_of: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         size = self.capacity.block_tokens
@@ -96,6 +97,8 @@ class TokenRunner:
         row.table.extend(step.new_blocks)
         end = step.start + step.num_tokens
         assert step.num_tokens > 0, "a planned row computes nothing"
+        assert row.next in {None, step.start}, f"row {step.row} starts at {step.start}, not {row.next}"
+        row.next = end
         assert end <= len(row.tokens), "tokens are computed that nobody knows"
         assert len(set(row.table)) == len(row.table), "a block is twice in a table"
         for position in range(step.start, end):
