@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,7 +91,7 @@ class Running:
         async with self.session.post(
             self.url + path, json={"stream": True, **body}, headers=headers
         ) as response:
-            return Stream(response.status, dict(response.headers), await response.read())
+            return Stream(response.status, response.headers.copy(), await response.read())
 
     async def get(self, path: str) -> tuple[int, str]:
         async with self.session.get(self.url + path) as response:
@@ -105,18 +105,21 @@ class Running:
         return json.loads((await self.get("/v1/state"))[1])
 
     async def settle(self, seconds: float = 5.0) -> None:
-        """Wait until nothing is open, then check every invariant of the block pool."""
+        """Wait until nothing is open and no block is used, then check every invariant of the block pool."""
         async with asyncio.timeout(seconds):
-            while True:
-                snapshot = self.context.thread.snapshot
-                counts = snapshot.counts
-                if not (snapshot.num_open or counts.num_running or counts.num_waiting):
-                    break
-                await asyncio.sleep(0.01)
+            while not await self._is_settled():
+                await asyncio.sleep(0.02)
         await asyncio.wrap_future(self.context.thread.call(_check_integrity))
-        counts = self.context.thread.snapshot.counts
-        assert counts.used_blocks == 0
-        assert counts.leaked_blocks == 0
+        assert self.context.thread.snapshot.counts.leaked_blocks == 0
+
+    async def _is_settled(self) -> bool:
+        if self.context.lifecycle.open_requests:
+            return False
+        await asyncio.sleep(0.05)  # a request whose bytes are still in the socket counts as open
+        snapshot = self.context.thread.snapshot
+        counts = snapshot.counts
+        live = snapshot.num_open + counts.num_running + counts.num_waiting + counts.used_blocks
+        return not live and not self.context.lifecycle.open_requests
 
     async def wait_for(self, condition: Callable[[], bool], seconds: float = 5.0) -> None:
         async with asyncio.timeout(seconds):
@@ -133,7 +136,7 @@ class Stream:
     """A whole streamed answer."""
 
     status: int
-    headers: dict[str, str]
+    headers: Mapping[str, str]
     raw: bytes
 
     @property

@@ -115,7 +115,9 @@ class KvPublisher:
     def _run(self) -> None:
         try:
             while not self._stopping.is_set():
-                if (not self._send_queued() and self._replay_socket.poll(_IDLE_MILLISECONDS)) or self._replay_socket.poll(0):
+                if (
+                    not self._send_queued() and self._replay_socket.poll(_IDLE_MILLISECONDS)
+                ) or self._replay_socket.poll(0):
                     self._answer()
                 if time.monotonic() - self._sent_at >= self._settings.heartbeat_seconds:
                     self._send([wire.Heartbeat(self.sequence)])

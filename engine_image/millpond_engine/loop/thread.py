@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeVar
 
 import structlog
@@ -293,11 +293,17 @@ class EngineThread:
             if self._engine is not None:
                 self._engine.stop_sequence(message.request_id, message.index)
         elif message.future.set_running_or_notify_cancel():
-            try:
-                message.future.set_result(message.function(self))
-            except Exception as error:  # noqa: BLE001 - the caller of `call` gets it
-                message.future.set_exception(error)
-            self._publish(force=True)
+            self._run_call(message)
+
+    def _run_call(self, call: Call) -> None:
+        """Run a function for its caller; the snapshot shows its effect before the caller hears of it."""
+        try:
+            value = call.function(self)
+        except Exception as error:  # noqa: BLE001 - the caller gets it
+            call.future.set_exception(error)
+            return
+        self._publish(force=True)
+        call.future.set_result(value)
 
     def _take_submit(self, submit: Submit) -> None:
         request = submit.request
@@ -432,8 +438,13 @@ class EngineThread:
         )
 
     def _leave(self, message: str, phase: LoopPhase) -> None:
-        """End every stream and the engine; the thread returns after this."""
-        self._failure = message
+        """End every stream and the engine; the thread returns after this.
+
+        The phase changes first, so that whoever sees a stream end sees why; the scheduler may be corrupt
+        and is not asked for anything any more.
+        """
+        self._failure, self._phase = message, phase
+        self._snapshot = replace(self._snapshot, phase=phase, failure=message)
         now = self._clock()
         for message_left in self._mailbox.take(wait_seconds=0):
             if isinstance(message_left, Submit):
@@ -452,7 +463,6 @@ class EngineThread:
         self._wake()
         if self._engine is not None:
             self._engine.close()
-        self._set_phase(phase)
 
 
 def _make_end(news: tuple[SequenceOutput, ...], failure: str | None) -> StreamEnd:
