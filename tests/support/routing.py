@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -49,9 +50,17 @@ def make_keys(*parts: tuple[int, int]) -> list[int]:
     keys: list[int] = []
     parent = 1
     for content, count in parts:
-        for position in range(count):
-            parent = mix64(parent * 31 + content * 1_000_003 + position)
-            keys.append(parent)
+        keys += _chain(parent, content, count)
+        parent = keys[-1] if keys else parent
+    return keys
+
+
+@lru_cache(maxsize=1000)
+def _chain(parent: int, content: int, count: int) -> list[int]:
+    keys: list[int] = []
+    for position in range(count):
+        parent = mix64((parent * 31 + content * 1_000_003 + position) & 0xFFFFFFFFFFFFFFFF)
+        keys.append(parent)
     return keys
 
 
