@@ -29,6 +29,7 @@ from millpond_operator.loop.settings import OperatorSettings
 
 pytestmark = pytest.mark.cluster
 
+ROLLOUT = {"strategy": "Surge", "drainSeconds": 1}
 POOL = ("millpond.dev/v1alpha1", "InferencePool", "life")
 SCOPES = ["Cluster", "Namespaces"]
 # Rights that no healthy life needs, each with the moment it is for.
@@ -157,7 +158,11 @@ def live_through(kube: Kube) -> None:
     }
 
     def apply(**spec: Any) -> None:
-        kube.apply(make_pool(POOL[2], **{"model": model, "resources": limits, "replicas": 2, **spec}))
+        kube.apply(
+            make_pool(
+                POOL[2], **{"model": model, "resources": limits, "replicas": 2, "rollout": ROLLOUT, **spec}
+            )
+        )
 
     def ready() -> bool:
         pool = kube.get(*POOL)
