@@ -153,12 +153,8 @@ class Stream:
         return self.raw.endswith(b"data: [DONE]\n\n")
 
     def texts(self, index: int = 0) -> list[str]:
-        pieces = []
-        for chunk in self.chunks:
-            for choice in chunk["choices"]:
-                if choice["index"] == index:
-                    pieces.append(choice.get("text") or choice.get("delta", {}).get("content") or "")
-        return pieces
+        choices = [c for chunk in self.chunks for c in chunk["choices"] if c["index"] == index]
+        return [c.get("text") or c.get("delta", {}).get("content") or "" for c in choices]
 
     def text(self, index: int = 0) -> str:
         return "".join(self.texts(index))

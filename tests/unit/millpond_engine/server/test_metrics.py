@@ -1,0 +1,242 @@
+"""The exposition, parsed by Prometheus' own parser, against what clients were told."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+from prometheus_client.parser import text_string_to_metric_families
+from tests.support.engine_server import Running, Setup, run_engine
+
+from millpond_common.contract import headers, metrics
+from millpond_common.contract.engine_config import ClassConfig, SchedulingConfig, TenantConfig
+from millpond_engine.fake.cost import CostModel
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+async def scrape(engine: Running) -> Samples:
+    status, text = await engine.get("/metrics")
+    assert status == 200
+    samples: Samples = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            key = (sample.name, tuple(sorted(sample.labels.items())))
+            assert key not in samples, f"{key} twice"
+            samples[key] = sample.value
+    return samples
+
+
+def total(samples: Samples, name: str, **labels: str) -> float:
+    """Sum over the series of a name that have these labels."""
+    wanted = set(labels.items())
+    found = [v for (n, given), v in samples.items() if n == name and wanted <= set(given)]
+    assert found, f"no series {name} {labels}"
+    return sum(found)
+
+
+def names(samples: Samples) -> Iterator[str]:
+    return iter({name for name, _ in samples})
+
+
+async def test_every_family_is_there_from_the_start_and_nothing_is_misnamed() -> None:
+    async with run_engine() as engine:
+        _, text = await engine.get("/metrics")
+        families = {family.name: family for family in text_string_to_metric_families(text)}
+        samples = await scrape(engine)
+    expected = [*metrics.make_vllm_families(1024).values(), *metrics.make_engine_families().values()]
+    absent = {"millpond_engine_cost_total"}  # no price is configured
+    for family in expected:
+        if family.name in absent:
+            continue
+        name = family.name.removesuffix("_total") if family.kind == "counter" else family.name
+        assert name in families, name
+        assert families[name].type == family.kind
+    assert not any(name.endswith(("_created", "_total_total")) for name in names(samples))
+    assert "# TYPE vllm:iteration_tokens_total histogram" in text
+    for (name, labels), value in samples.items():
+        if name.startswith("vllm:") and name not in {"vllm:cache_config_info", "vllm:lora_requests_info"}:
+            assert dict(labels)["model_name"] == "fake"
+        if name.endswith("_total") and "gpu_seconds" not in name:
+            assert value == 0, (name, labels)
+
+
+async def test_closed_label_sets_exist_at_zero() -> None:
+    async with run_engine() as engine:
+        samples = await scrape(engine)
+    for reason in metrics.VLLM_FINISH_REASONS:
+        assert total(samples, "vllm:request_success_total", finished_reason=reason) == 0
+    for outcome in metrics.OUTCOMES:
+        assert total(samples, "millpond_engine_requests_total", outcome=outcome) == 0
+    for reason in metrics.WAIT_REASONS:
+        assert total(samples, "millpond_engine_num_requests_waiting", reason=reason) == 0
+    for class_name in ("interactive", "agent", "batch"):
+        assert (
+            total(samples, "millpond_engine_time_to_first_token_seconds_count", **{"class": class_name}) == 0
+        )
+
+
+async def test_eng_081_one_first_token_per_request_however_it_is_chunked() -> None:
+    setup = Setup(scheduling=SchedulingConfig(max_batch_tokens=16))
+    async with run_engine(setup) as engine:
+        for number in range(5):
+            await engine.complete(prompt=f"{number}" * 200, max_tokens=4, n=2, temperature=1)
+        await engine.settle()
+        samples = await scrape(engine)
+        assert total(samples, "vllm:time_to_first_token_seconds_count") == 5
+        assert total(samples, "millpond_engine_time_to_first_token_seconds_count") == 5
+        assert total(samples, "vllm:inter_token_latency_seconds_count") == 5 * 2 * 3
+        assert total(samples, "vllm:generation_tokens_total") == 5 * 2 * 4
+        assert total(samples, "vllm:e2e_request_latency_seconds_count") == 5
+
+
+async def test_eng_082_a_prefix_query_counts_once_however_long_it_waits() -> None:
+    setup = Setup(num_blocks=40, max_model_tokens=512, cost=CostModel(decode_step_seconds=0.001))
+    async with run_engine(setup) as engine:
+        bodies = [{"prompt": f"{i}" * 250, "max_tokens": 30} for i in range(8)]  # 18 blocks each: two fit
+        await asyncio.gather(*[engine.complete(**body) for body in bodies])
+        samples = await scrape(engine)
+        assert total(samples, "vllm:prefix_cache_queries_total") == 8 * 250
+        assert total(samples, "millpond_engine_prefix_cache_query_tokens_total") == 8 * 250
+
+
+async def test_eng_083_an_aborted_request_counts_its_work_and_one_outcome() -> None:
+    async with run_engine(Setup(output_tokens=900, cost=CostModel(decode_step_seconds=0.005))) as engine:
+        async with engine.session.post(
+            engine.url + "/v1/completions", json={"prompt": "x" * 50, "max_tokens": 900, "stream": True}
+        ) as response:
+            for _ in range(10):
+                await response.content.readuntil(b"\n\n")
+            response.close()
+        await engine.settle()
+        samples = await scrape(engine)
+        assert total(samples, "vllm:prompt_tokens_total") == 50
+        generated = total(samples, "vllm:generation_tokens_total")
+        assert generated >= 10
+        assert total(samples, "vllm:request_success_total", finished_reason="abort") == 1
+        assert total(samples, "millpond_engine_requests_total", outcome="cancelled") == 1
+        assert total(samples, "millpond_engine_requests_total") == 1
+        assert total(samples, "vllm:request_generation_tokens_count") == 1
+        assert total(samples, "vllm:request_generation_tokens_sum") == generated
+
+
+async def test_refused_requests_are_counted_by_code_and_in_no_histogram() -> None:
+    async with run_engine() as engine:
+        await engine.post("/v1/completions", {"prompt": "x", "n": 0})
+        await engine.post("/v1/completions", {"prompt": "x" * 2000})
+        await engine.post(
+            "/v1/completions", {"prompt": "x", "max_tokens": 1000, "min_tokens": 1, "n": 1, "seed": 1}
+        )
+        await engine.settle()
+        samples = await scrape(engine)
+        assert total(samples, "millpond_engine_refusals_total", reason="invalid_value") == 1
+        assert total(samples, "millpond_engine_refusals_total", reason="context_length_exceeded") == 1
+        assert total(samples, "millpond_engine_requests_total", outcome="refused") == 2
+        assert total(samples, "vllm:e2e_request_latency_seconds_count") == 1
+
+
+async def test_eng_084_hit_counters_agree_with_the_responses() -> None:
+    async with run_engine() as engine:
+        cached = 0
+        for _ in range(11):
+            answer = await engine.complete(prompt="shared " * 20, max_tokens=2)
+            cached += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+        samples = await scrape(engine)
+        assert cached == 10 * 128
+        assert total(samples, "vllm:prefix_cache_hits_total") == cached
+        assert total(samples, "vllm:prompt_tokens_cached_total") == cached
+        assert total(samples, "vllm:prompt_tokens_by_source_total", source="local_cache_hit") == cached
+        assert total(samples, "millpond_engine_prefix_cache_hit_tokens_total", tier="device") == cached
+        assert total(samples, "millpond_engine_prompt_tokens_total", source="cached_device") == cached
+        assert total(samples, "vllm:prompt_tokens_total") == 11 * 140
+
+
+async def test_eng_085_an_idle_engine_with_a_warm_cache_uses_nothing() -> None:
+    async with run_engine() as engine:
+        await engine.complete(prompt="warm " * 30)
+        await engine.settle()
+        samples = await scrape(engine)
+        assert total(samples, "vllm:kv_cache_usage_perc") == 0
+        assert total(samples, "millpond_engine_kv_num_blocks", tier="device", state="cached") > 0
+        assert total(samples, "millpond_engine_kv_num_blocks", tier="device") == 256
+        assert total(samples, "millpond_engine_num_leaked_blocks") == 0
+
+
+async def test_classes_and_tenants_are_labels_and_strangers_fold_into_other() -> None:
+    scheduling = SchedulingConfig(
+        classes=(ClassConfig(name="interactive", ttft_milliseconds=1), ClassConfig(name="batch")),
+        tenants=(TenantConfig(name="acme"),),
+    )
+    setup = Setup(scheduling=scheduling, cost=CostModel(decode_step_seconds=0.01))
+    async with run_engine(setup) as engine:
+        for tenant, class_name in (("acme", "batch"), ("nobody", "interactive"), ("", "weird")):
+            given = {headers.TENANT: tenant, headers.CLASS: class_name}
+            await engine.post("/v1/completions", {"prompt": "x", "max_tokens": 3}, **given)
+        samples = await scrape(engine)
+        name = "millpond_engine_generation_tokens_total"
+        assert total(samples, name, tenant="acme", **{"class": "batch"}) == 3
+        assert total(samples, name, tenant="other", **{"class": "interactive"}) == 6
+        misses = total(samples, "millpond_engine_deadline_misses_total", target="ttft")
+        assert misses == 2
+        assert total(samples, "millpond_engine_queue_seconds_count") == 3
+
+
+async def test_device_time_sums_to_wall_time() -> None:
+    async with run_engine(Setup(cost=CostModel(decode_step_seconds=0.005))) as engine:
+        ready = engine.context.thread.snapshot.ready_at
+        assert ready is not None
+        await asyncio.gather(*[engine.complete(prompt=f"{i}" * 40, max_tokens=20) for i in range(4)])
+        await engine.settle()
+        before = time.monotonic()
+        samples = await scrape(engine)
+        after = time.monotonic()
+        seconds = total(samples, "millpond_engine_gpu_seconds_total")
+        assert before - ready - 0.001 <= seconds <= after - ready + 0.001
+        assert total(samples, "millpond_engine_gpu_seconds_total", phase="decode") > 0.05
+        assert total(samples, "millpond_engine_gpu_seconds_total", phase="prefill") > 0
+        assert total(samples, "millpond_engine_step_seconds_count", part="wait") > 0
+
+
+async def test_waiting_requests_have_a_reason_and_an_age() -> None:
+    setup = Setup(
+        scheduling=SchedulingConfig(max_sequences=1),
+        cost=CostModel(decode_step_seconds=0.01),
+        output_tokens=300,
+    )
+    async with run_engine(setup) as engine:
+        tasks = [asyncio.create_task(engine.complete(prompt="x", max_tokens=60)) for _ in range(3)]
+        await engine.wait_for(lambda: engine.context.thread.snapshot.counts.num_waiting == 2)
+        await asyncio.sleep(0.05)
+        samples = await scrape(engine)
+        assert total(samples, "vllm:num_requests_running") == 1
+        assert total(samples, "vllm:num_requests_waiting") == 2
+        assert total(samples, "vllm:num_requests_waiting_by_reason") == 2
+        assert total(samples, "millpond_engine_num_requests_waiting") == 2
+        assert total(samples, "millpond_engine_oldest_waiting_seconds", **{"class": "interactive"}) > 0.04
+        await asyncio.gather(*tasks)
+
+
+async def test_preemptions_are_counted() -> None:
+    setup = Setup(num_blocks=12, max_model_tokens=160, output_tokens=140)
+    async with run_engine(setup) as engine:
+        await asyncio.gather(*[engine.complete(prompt=f"{i}" * 20, max_tokens=120) for i in range(4)])
+        await engine.settle()
+        samples = await scrape(engine)
+        count = total(samples, "vllm:num_preemptions_total")
+        assert count > 0
+        assert total(samples, "millpond_engine_preemptions_total") == count
+        assert total(samples, "vllm:request_num_preemptions_sum") == count
+        assert total(samples, "vllm:time_to_first_token_seconds_count") == 4
+
+
+async def test_a_scrape_with_200_tenants_is_quick() -> None:
+    tenants = tuple(TenantConfig(name=f"tenant-{i}") for i in range(200))
+    async with run_engine(Setup(scheduling=SchedulingConfig(tenants=tenants))) as engine:
+        await scrape(engine)
+        times = []
+        for _ in range(3):
+            started = time.process_time()
+            await engine.get("/metrics")
+            times.append(time.process_time() - started)
+        assert min(times) < 0.1
