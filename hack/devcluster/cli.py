@@ -18,7 +18,10 @@ from devcluster.steps import say, step
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; errors become one line and status 1."""
     parser = make_parser()
-    options = parser.parse_args(argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["kubectl"]:
+        arguments.insert(1, "--")  # kubectl's own options may come first
+    options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         result = COMMANDS[options.command](find_layout(os.environ, Path.home()), options)

@@ -7,6 +7,7 @@ and no annotation, and a handler that returns None patches nothing.
 from __future__ import annotations
 
 import asyncio
+import platform
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,6 +30,8 @@ async def run_watches(
     """Run kopf until `stop` is set; `ready` is set once its streams are set up."""
     namespaces = operator.settings.namespaces
     await kopf.operator(
+        # Without a name kopf looks the user up in /etc/passwd, where a container's numeric user has no entry.
+        identity=platform.node() or "millpond-operator",
         registry=make_registry(operator, connection),
         settings=make_settings(namespaced=bool(namespaces)),
         standalone=True,  # never pause for another kopf operator's peering; the Lease is the only election
