@@ -58,9 +58,9 @@ async def until_running(engine: FakeEngine, count: int) -> None:
 
 
 async def test_gw_044_gw_048_gw_050_sigterm_lets_streams_finish_and_exits_0(make_engine: MakeEngine) -> None:
-    engine = await make_engine(script=Script(num_chunks=30, chunk_seconds=0.1))
+    engine = await make_engine(script=Script(num_chunks=40, chunk_seconds=0.1))
     process, port, admin_port = await start_process(
-        engine, "--drain-delay-seconds", "0.3", "--grace-seconds", "60"
+        engine, "--drain-delay-seconds", "1.5", "--grace-seconds", "60"
     )
     streams = [asyncio.create_task(read_stream(port)) for _ in range(5)]
     await until_running(engine, 5)
@@ -71,7 +71,7 @@ async def test_gw_044_gw_048_gw_050_sigterm_lets_streams_finish_and_exits_0(make
         late = await client.get(f"http://127.0.0.1:{port}/v1/models")  # no endpoint list has dropped us yet
     assert late.status_code == 200
     assert late.headers["connection"] == "close"
-    await asyncio.sleep(0.4)
+    await asyncio.sleep(1.5)
     with pytest.raises(OSError, match="Connect"):
         await asyncio.open_connection("127.0.0.1", port)
     results = await asyncio.gather(*streams)

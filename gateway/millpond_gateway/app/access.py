@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from datetime import UTC, datetime
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
@@ -28,6 +28,7 @@ class AccessLog:
         self._stream = stream
         self._metrics = metrics
         self._lines: list[bytes] = []
+        self._clock = Clock()
         self._wake = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="access-log", daemon=True)
@@ -38,7 +39,7 @@ class AccessLog:
         if len(self._lines) >= _MAX_LINES:
             self._metrics.log_lines_dropped.inc()
             return
-        self._lines.append(_ENCODER.encode(make_line(record, pool, time.time())))
+        self._lines.append(_ENCODER.encode(make_line(record, pool, self._clock.format(time.time()))))
 
     def close(self) -> None:
         """Write what is left."""
@@ -58,35 +59,73 @@ class AccessLog:
             self._wake.wait(_FLUSH_SECONDS)
 
 
-def make_line(record: Record, pool: str, unix_time: float) -> dict[str, Any]:
-    """Fields of one line; absent values are left out."""
-    line: dict[str, Any] = {
-        "timestamp": datetime.fromtimestamp(unix_time, UTC).isoformat(timespec="milliseconds"),
-        "level": "info",
-        "event": "request",
-        "request_id": record.request_id,
-        "method": record.method,
-        "path": record.path,
-        "pool": pool,
-        "status": record.status,
-        "outcome": record.outcome.value,
-        "stream": record.stream,
-        "attempts": record.attempts,
-        "seconds": round(record.seconds, 6),
-        "bytes_in": record.bytes_in,
-        "bytes_out": record.bytes_out,
-    }
-    optional = {
-        "reason": record.reason,
-        "tenant": record.tenant,
-        "class": record.traffic_class,
-        "endpoint": record.endpoint,
-    }
-    line.update({name: value for name, value in optional.items() if value})
-    if record.first_byte_seconds is not None:
-        line["first_byte_seconds"] = round(record.first_byte_seconds, 6)
-    if record.usage is not None:
-        line["prompt_tokens"] = record.usage.prompt_tokens
-        line["cached_tokens"] = record.usage.cached_tokens
-        line["output_tokens"] = record.usage.output_tokens
-    return line
+class Line(msgspec.Struct, omit_defaults=True, gc=False):
+    """One line; what is absent is left out."""
+
+    timestamp: str
+    request_id: str
+    method: str
+    path: str
+    pool: str
+    status: int
+    outcome: str
+    attempts: int
+    seconds: float
+    bytes_in: int
+    bytes_out: int
+    stream: bool
+    event: str
+    level: str
+    reason: str = ""
+    tenant: str = ""
+    traffic_class: str = ""
+    endpoint: str = ""
+    first_byte_seconds: float | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+def make_line(record: Record, pool: str, timestamp: str) -> Line:
+    """One finished request as a line."""
+    usage, first = record.usage, record.first_byte_seconds
+    return Line(
+        timestamp,
+        record.request_id,
+        record.method,
+        record.path,
+        pool,
+        record.status,
+        record.outcome.value,
+        record.attempts,
+        round(record.seconds, 6),
+        record.bytes_in,
+        record.bytes_out,
+        record.stream,
+        "request",
+        "info",
+        record.reason,
+        record.tenant,
+        record.traffic_class,
+        record.endpoint,
+        round(first, 6) if first is not None else None,
+        usage.prompt_tokens if usage is not None else None,
+        usage.cached_tokens if usage is not None else None,
+        usage.output_tokens if usage is not None else None,
+    )
+
+
+class Clock:
+    """Timestamps of lines; the text of a second is made once."""
+
+    def __init__(self) -> None:
+        self._second = -1
+        self._text = ""
+
+    def format(self, unix_time: float) -> str:
+        """ISO 8601, UTC, milliseconds."""
+        second = int(unix_time)
+        if second != self._second:
+            self._second = second
+            self._text = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        return f"{self._text}.{int((unix_time - second) * 1000):03d}Z"

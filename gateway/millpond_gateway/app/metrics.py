@@ -19,7 +19,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         labels = ("pool", "traffic_class", "tenant")
         prefix = "millpond_gateway_"
-        self._requests = Counter(
+        self.requests = Counter(
             prefix + "requests", "Finished requests.", (*labels, "outcome", "status"), registry=self.registry
         )
         self.seconds = Histogram(
@@ -88,12 +88,13 @@ class Metrics:
             "Access log lines dropped because the reader was too slow.",
             registry=self.registry,
         )
+        self._key_children: dict[tuple[str, str], Counter] = {}
         self._series: dict[tuple[str, ...], _Series] = {}
 
     def observe(self, record: Record, pool: str) -> None:
         """Count a finished request of a pool."""
         series = self._find_series(pool, record.traffic_class, record.tenant)
-        self._requests.labels(*series.labels, record.outcome.value, str(record.status)).inc()
+        series.find_outcome(record.outcome.value, record.status).inc()
         series.seconds.observe(record.seconds)
         if record.first_byte_seconds is not None:
             series.first_byte.observe(record.first_byte_seconds)
@@ -111,7 +112,10 @@ class Metrics:
 
     def observe_keys(self, pool: str, kind: str) -> None:
         """Count what a prompt's keys came from."""
-        self._keys.labels(pool, kind).inc()
+        child = self._key_children.get((pool, kind))
+        if child is None:
+            child = self._key_children[pool, kind] = self._keys.labels(pool, kind)
+        child.inc()
 
     def render(self) -> bytes:
         """Prometheus text."""
@@ -129,12 +133,22 @@ class Metrics:
 class _Series:
     """Children of one label set, looked up once."""
 
-    __slots__ = ("cached", "first_byte", "labels", "output", "prompt", "seconds")
+    __slots__ = ("_labels", "_outcomes", "_requests", "cached", "first_byte", "output", "prompt", "seconds")
 
     def __init__(self, metrics: Metrics, labels: tuple[str, ...]) -> None:
-        self.labels = labels
+        self._labels = labels
+        self._requests = metrics.requests
+        self._outcomes: dict[tuple[str, int], Counter] = {}
         self.seconds = metrics.seconds.labels(*labels)
         self.first_byte = metrics.first_byte.labels(*labels)
         self.prompt = metrics.prompt.labels(*labels)
         self.cached = metrics.cached.labels(*labels)
         self.output = metrics.output.labels(*labels)
+
+    def find_outcome(self, outcome: str, status: int) -> Counter:
+        """Child of one outcome and status."""
+        child = self._outcomes.get((outcome, status))
+        if child is None:
+            child = self._requests.labels(*self._labels, outcome, str(status))
+            self._outcomes[outcome, status] = child
+        return child

@@ -53,6 +53,9 @@ class AnswerSink(Protocol):
 
     def on_data(self, data: bytes) -> None: ...
 
+    def on_read(self) -> None:
+        """Everything of one read has been told, and more is to come."""
+
     def on_end(self) -> None: ...
 
     def on_broken(self, breakage: Breakage) -> None: ...
@@ -174,8 +177,11 @@ class EngineConnection(asyncio.Protocol):
             body = self._data
             self._data = []
             sink.on_data(body[0] if len(body) == 1 else b"".join(body))
-        if self._complete and self._sink is sink:
-            self._finish(sink)
+        if self._sink is sink:
+            if self._complete:
+                self._finish(sink)
+            else:
+                sink.on_read()
 
     def eof_received(self) -> bool:
         if self._sink is not None and not self.answered:

@@ -20,6 +20,7 @@ from millpond_gateway.proxy.http1 import RequestHead
 from millpond_gateway.proxy.overload import is_overload
 from millpond_gateway.proxy.reply import Reply
 from millpond_gateway.proxy.retry import Evidence, Verdict, decide_retry, name_outcome
+from millpond_gateway.routing.records import Usage
 
 if TYPE_CHECKING:
     from millpond_gateway.proxy.relay import Relay
@@ -58,6 +59,7 @@ class Exchange:
         "_target",
         "_task",
         "_tried",
+        "_usage",
         "phase",
     )
 
@@ -78,6 +80,7 @@ class Exchange:
         self._kept_body = b""
         self._sent_at = self._last_byte_at = self._last_sent_at = call.arrived_at
         self._first_byte_at: float | None = None
+        self._usage: Usage | None = None
         self.phase = Phase.HELD
 
     # Deciding.
@@ -181,6 +184,10 @@ class Exchange:
         self._kept_body += data
         if len(self._kept_body) > self._relay.settings.max_overload_answer_bytes:
             self._pass_kept_answer()
+
+    def on_read(self) -> None:
+        """Send what the engine's last read held."""
+        self._reply.flush()
 
     def on_end(self) -> None:
         """The engine's answer is complete."""
@@ -344,6 +351,7 @@ class Exchange:
         if self._task is not None:
             self._task.cancel()
             self._task = None
+        self._usage = self._reply.find_usage()
         self._release(outcome)
         self._drop_body()
         record = self._make_record(outcome, reason, traffic_class, endpoint)
@@ -354,7 +362,7 @@ class Exchange:
         target, self._target = self._target, None
         if target is not None:
             status = self._kept_answer.status if self._kept_answer else self._reply.status or None
-            ending = Ending(outcome=outcome, status=status, usage=self._reply.find_usage())
+            ending = Ending(outcome=outcome, status=status, usage=self._usage)
             self._relay.dispatcher.release(self._call, target, ending, self._relay.now())
 
     def _cancel_connection(self) -> None:
@@ -386,7 +394,7 @@ class Exchange:
             first_byte_seconds=first - self._call.arrived_at if first is not None else None,
             bytes_in=self._bytes_in,
             bytes_out=self._reply.bytes_out,
-            usage=self._reply.find_usage(),
+            usage=self._usage,
         )
 
 

@@ -36,6 +36,8 @@ class _Collector:
         if len(self._body) > _MAX_BODY_BYTES:
             self._fail("the answer is too large")
 
+    def on_read(self) -> None: ...
+
     def on_end(self) -> None:
         if self._head is not None and not self.result.done():
             self.result.set_result(Fetched(self._head, self._body))

@@ -26,6 +26,7 @@ class Reply:
         "_close",
         "_http_1_1",
         "_is_stream",
+        "_out",
         "_request_id",
         "_tail",
         "_transport",
@@ -55,6 +56,7 @@ class Reply:
         self._chunked = False
         self._is_stream = False
         self._tail = StreamTail()
+        self._out: list[bytes] = []
         self.begun = self.ended = self.clean = self.early = False
         """`early`: the head was sent before the engine's; `clean`: the next request may follow."""
         self.status = 0
@@ -105,7 +107,7 @@ class Reply:
     ) -> None:
         self.begun = True
         self.status = status
-        self._transport.write(
+        self._out.append(
             headers.make_client_head(
                 status,
                 fields,
@@ -118,7 +120,7 @@ class Reply:
         )
 
     def write(self, data: bytes) -> None:
-        """Pass bytes of the engine's answer on, now."""
+        """Pass bytes of the engine's answer on; they leave with the next `flush`, at the end of the read."""
         if self._is_stream:
             self._tail.feed(data)
         else:
@@ -127,20 +129,27 @@ class Reply:
 
     def _write(self, data: bytes) -> None:
         self.bytes_out += len(data)
-        if self._chunked:
-            data = b"%x\r\n%b\r\n" % (len(data), data)
-        self._transport.write(data)
+        self._out.append(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    def flush(self) -> None:
+        """Send what has gathered: one system call per read of the engine, whatever the read held."""
+        out = self._out
+        if out:
+            self._out = []
+            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
 
     def comment(self) -> None:
         """Say that the stream lives; only between events."""
         if self._is_stream and self.at_boundary:
             self._write(COMMENT)
+        self.flush()
 
     def end(self) -> None:
         """The answer is complete."""
         self.ended = self.clean = True
         if self._chunked:
-            self._transport.write(b"0\r\n\r\n")
+            self._out.append(b"0\r\n\r\n")
+        self.flush()
 
     def refuse(self, error: ApiError, *, reason: str = "", close: bool = False) -> None:
         """Answer with an error of the gateway, in whatever way the answer's state still allows."""
@@ -180,6 +189,7 @@ class Reply:
         self.ended = True
         if self._is_stream and self.at_boundary:
             self._write(error.to_event())
+            self.flush()
             self._transport.close()
         else:
             self._transport.abort()
@@ -189,4 +199,5 @@ class Reply:
         self.ended = True
         line = b" ".join(body.splitlines())
         self._write(b"event: error\ndata: " + line + b"\n\n")
+        self.flush()
         self._transport.close()

@@ -6,6 +6,7 @@ the usage the engine reported. Constant cost per chunk: nothing is split or deco
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import msgspec
@@ -29,6 +30,8 @@ class _Usage(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
 
 
+_USAGE_OBJECT: Final = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
+"""The object and the objects directly inside it."""
 _DECODER: Final = msgspec.json.Decoder(_Usage)
 
 
@@ -80,26 +83,11 @@ class StreamTail:
 
 def find_usage(data: bytes) -> Usage | None:
     """The last usage object inside `data`; quotes inside JSON strings are escaped, so text cannot pose as one."""
-    at = data.rfind(_USAGE)
-    while at >= 0:
-        usage = _decode_usage(data, data.find(b"{", at + len(_USAGE), at + len(_USAGE) + 8))
-        if usage is not None:
-            return usage
-        at = data.rfind(_USAGE, 0, at)
-    return None
-
-
-def _decode_usage(data: bytes, start: int) -> Usage | None:
-    end, depth = start, 0
-    if start < 0:
+    found = _USAGE_OBJECT.findall(data)
+    if not found:
         return None
-    for end in range(start, min(len(data), start + 2048)):
-        byte = data[end]
-        depth += (byte == 0x7B) - (byte == 0x7D)
-        if depth == 0:
-            break
     try:
-        read = _DECODER.decode(data[start : end + 1])
+        read = _DECODER.decode(found[-1])
     except msgspec.MsgspecError:
         return None
     details = read.prompt_tokens_details

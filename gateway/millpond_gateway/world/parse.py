@@ -12,6 +12,11 @@ from millpond_gateway.world.records import PoolClass, PoolPricing, PoolTenant, P
 
 _ROLES = {labels.ROLE_PREFILL: Role.PREFILL, labels.ROLE_DECODE: Role.DECODE}
 _DEFAULT_HOLD_SECONDS = 300.0
+_DEFAULT_CLASSES = (
+    PoolClass(name="interactive", priority=100),
+    PoolClass(name="agent", priority=50),
+    PoolClass(name="batch", priority=0),
+)
 
 Object = Mapping[str, Any]
 
@@ -37,7 +42,7 @@ def parse_pool(obj: Object) -> PoolView | None:
         price_of_recompute=float(gateway.get("priceOfRecompute", 5)),
         max_model_tokens=engine.get("maxModelTokens"),
         block_tokens=(engine.get("kvCache") or {}).get("blockTokens", 16),
-        classes=tuple(_parse_class(entry) for entry in scheduling.get("classes") or ()),
+        classes=tuple(_parse_class(entry) for entry in scheduling.get("classes") or ()) or _DEFAULT_CLASSES,
         default_class=scheduling.get("defaultClass") or "interactive",
         tenants=tuple(_parse_tenant(entry) for entry in scheduling.get("tenants") or ()),
         pricing=_parse_pricing(scheduling.get("pricing")),
