@@ -21,7 +21,8 @@ from millpond_engine.loop.kv_resident import ResidentBlocks
 
 log = structlog.get_logger(__name__)
 
-_SNAPSHOT_CHUNK = 256
+_SNAPSHOT_CHUNK = 64
+"""Events of one message of a snapshot."""
 _IDLE_MILLISECONDS = 20
 
 

@@ -10,6 +10,9 @@ from millpond_common.contract.blockkey import KeyScope, extend_block_keys, make_
 from millpond_common.contract.kv_events import ClearedBlocks, KvEvent, RemovedBlocks, StoredBlocks
 from millpond_engine.core.outputs import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent
 
+_MAX_RUN = 64
+"""Blocks of one event of a snapshot."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Resident:
@@ -56,11 +59,23 @@ class ResidentBlocks:
         return ClearedBlocks()
 
     def list_stored(self) -> Iterator[StoredBlocks]:
-        """All resident blocks, one event each, parents before children."""
+        """All resident blocks, parents before children; neighbours of one chain share an event."""
+        run: list[_Resident] = []
         for block in list(self._blocks.values()):
-            tokens = array("I")
-            tokens.frombytes(block.tokens)
-            yield self._make_event((block.key,), block.parent, tokens, block.scope)
+            if run and (
+                block.parent != run[-1].key or block.scope is not run[0].scope or len(run) == _MAX_RUN
+            ):
+                yield self._join(run)
+                run = []
+            run.append(block)
+        if run:
+            yield self._join(run)
+
+    def _join(self, run: list[_Resident]) -> StoredBlocks:
+        tokens = array("I")
+        tokens.frombytes(b"".join([block.tokens for block in run]))
+        keys = tuple([block.key for block in run])
+        return self._make_event(keys, run[0].parent, tokens, run[0].scope)
 
     def _store(self, event: BlocksStored) -> StoredBlocks:
         scope = self._find_scope(event.namespace)
