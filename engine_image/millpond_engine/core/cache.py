@@ -105,7 +105,11 @@ class KvCache:
         run = tokens[first * size : last * size]
         path = self.tree.insert(namespace, parent, first, run.tobytes(), own)
         num_known = len(own)
-        while num_known and path[num_known - 1] == own[num_known - 1] and not pool.has_content(own[num_known - 1]):
+        while (
+            num_known
+            and path[num_known - 1] == own[num_known - 1]
+            and not pool.has_content(own[num_known - 1])
+        ):
             num_known -= 1
             pool.keep_content(own[num_known], self._list_of.get(tenant, SHARED))
         if self._record_events and num_known < len(own):

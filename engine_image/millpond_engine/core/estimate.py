@@ -1,8 +1,6 @@
-"""Learned quantities: how long outputs get, how fast prompts are computed, how full the pool will be."""
+"""Learned quantities: how long outputs get, and how fast prompts are computed."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 _WEIGHT = 0.1
 _MIN_PREFILL_TOKENS = 16
@@ -52,18 +50,3 @@ class PrefillSpeed:
         rate = (prefill_tokens + decode_tokens) / seconds
         old = self.tokens_per_second
         self.tokens_per_second = rate if old is None else old + _WEIGHT * (rate - old)
-
-
-def compute_peak_blocks(entries: Iterable[tuple[int, int]], block_tokens: int) -> float:
-    """Most blocks in use at any time, if every sequence grows by a token a step and leaves at its end.
-
-    `entries` are (remaining tokens, private blocks now), longest remaining first. When the i-th ends,
-    the ones before it have grown by its remaining tokens (the view of LightLLM's Past-Future
-    scheduler, ASPLOS 2025).
-    """
-    held = 0
-    peak = 0.0
-    for number, (remaining, blocks) in enumerate(entries, 1):
-        held += blocks
-        peak = max(peak, held + number * remaining / block_tokens)
-    return peak

@@ -21,6 +21,9 @@ def end_sequence(state: State, sequence: Sequence, finish: FinishReason) -> None
         state.estimate.finish(sequence.num_output)
     if group.held:
         group.done.append(sequence)
+    if group.unborn and not (group.waiting or group.running or group.prompt_reported):
+        state.make_sample(group)  # the one that was to compute the prompt for all is gone
+        state.enqueue(group, group.waiting_since)
     if group.finished:
         if group.held and group.beam is None:
             _report_best(state, group)
@@ -69,7 +72,9 @@ def advance_beams(state: State, group: Group) -> None:
             beam.finish = FinishReason.STOP
             state.release(beam)
     order: list[Sequence] = []
-    for survivor in reversed(survivors):  # the best child of a beam goes on in its row, after the others have left
+    for survivor in reversed(
+        survivors
+    ):  # the best child of a beam goes on in its row, after the others have left
         rest = survivors[: survivors.index(survivor)]
         beam = beams[survivor.parent]
         if any(other.parent == survivor.parent for other in rest):

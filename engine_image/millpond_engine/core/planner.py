@@ -11,7 +11,7 @@ from __future__ import annotations
 from millpond_engine.core.admission import Admission
 from millpond_engine.core.blocks import count_blocks
 from millpond_engine.core.builder import PlanBuilder
-from millpond_engine.core.preemption import grow, own_block
+from millpond_engine.core.room import schedule_chunk
 from millpond_engine.core.sequence import Sequence
 from millpond_engine.core.state import State
 from millpond_engine.core.step import StepPlan
@@ -56,64 +56,33 @@ def _plan_decodes(
         allowed -= builder.budget * state.settings.admission_percent // 100
     if len(decodes) > allowed:
         decodes = sorted(decodes, key=lambda sequence: sequence.last_step)
-    size = state.capacity.block_tokens
-    counts = state.cache.pool.counts
+    size, counts = state.capacity.block_tokens, state.cache.pool.counts
     floor = builder.budget - allowed
     for sequence in decodes:
         if builder.budget <= floor:
             return
         if not sequence.running:  # it has become a victim of one before it
             continue
-        table = sequence.table
-        index = sequence.computed // size
-        blocks: tuple[int, ...] = ()
-        if index == len(table):
-            grown = grow(state, builder, sequence, 1, now)
-            if grown is None:
-                continue
-            blocks = grown
-        elif counts[table[index]] > 1 and not own_block(state, builder, sequence, index, now):
-            continue
-        builder.schedule(sequence, 1, blocks)
+        table, index = sequence.table, sequence.computed // size
+        if index < len(table) and counts[table[index]] == 1:
+            builder.schedule(sequence, 1, ())
+        else:
+            schedule_chunk(state, builder, sequence, 1, now)
 
 
 def _plan_prefills(state: State, builder: PlanBuilder, prefills: list[Sequence], now: float) -> None:
     """Chunks for the prompts in the batch: the oldest first, then the shortest."""
     waiting = len(state.queue) > 0 and bool(state.free_rows)
-    slice_tokens = state.settings.max_batch_tokens * state.settings.admission_percent // 100
+    kept = 0
     if len(prefills) > 1 or waiting:
-        kept = min(slice_tokens, builder.budget)
-    else:
-        kept = 0
+        kept = min(state.settings.max_batch_tokens * state.settings.admission_percent // 100, builder.budget)
     order = [*prefills[:1], *sorted(prefills[1:], key=lambda s: s.num_tokens - s.computed)]
     for number, sequence in enumerate(order):
         if number == 1:
             kept = kept // 2 if waiting else 0
         share = builder.budget - kept
         if share > 0 and sequence.running:
-            _schedule_chunk(
-                state, builder, sequence, min(share, sequence.num_tokens - sequence.computed), now
-            )
-
-
-def _schedule_chunk(
-    state: State, builder: PlanBuilder, sequence: Sequence, num_tokens: int, now: float
-) -> None:
-    size = state.capacity.block_tokens
-    table, start = sequence.table, sequence.computed
-    index = start // size
-    if (
-        index < len(table)
-        and state.cache.pool.counts[table[index]] > 1
-        and not own_block(state, builder, sequence, index, now)
-    ):
-        return
-    missing = count_blocks(start + num_tokens, size) - len(table)
-    blocks: tuple[int, ...] | None = ()
-    if missing > 0:
-        blocks = grow(state, builder, sequence, missing, now)
-    if blocks is not None:
-        builder.schedule(sequence, num_tokens, blocks)
+            schedule_chunk(state, builder, sequence, min(share, sequence.num_tokens - sequence.computed), now)
 
 
 def _extend_prefills(state: State, builder: PlanBuilder, prefills: list[Sequence]) -> None:

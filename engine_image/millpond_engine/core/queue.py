@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Hashable, Iterator
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from itertools import islice
 
 from millpond_engine.core.sequence import Account, Group
 from millpond_engine.core.settings import SchedulerSettings
 
 SortKey = tuple[float, ...]
+Head = tuple[SortKey, float, int, Iterator[Group], Group]
 CountHit = Callable[[Group], int]
 """Prompt tokens of a waiting request that are cached."""
 
@@ -184,26 +185,18 @@ class FairShare(Policy):
     def order(self, queue: WaitingQueue, now: float) -> Iterator[Group]:
         """Candidates; a tenant's virtual time is read again after each of its candidates."""
         del now
-        heads: list[tuple[SortKey, float, int, Iterator[Group], Group]] = []
-        number = 0
-        for groups in queue.buckets.values():
-            rest = iter(groups[: self.settings.max_candidates])
-            self._push(heads, number, rest)
-            number += 1
-        heapify(heads)
+        heads: list[Head] = []
+        for number, groups in enumerate(queue.buckets.values()):
+            _push(heads, number, iter(groups[: self.settings.max_candidates]))
         while heads:
-            _, _, index, rest, group = heappop(heads)
+            _, _, number, rest, group = heappop(heads)
             yield group
-            self._push(heads, index, rest)
+            _push(heads, number, rest)
 
-    def _push(
-        self,
-        heads: list[tuple[SortKey, float, int, Iterator[Group], Group]],
-        number: int,
-        rest: Iterator[Group],
-    ) -> None:
-        for group in islice(rest, 1):
-            heappush(heads, (group.sort_key[:2], group.account.virtual_time, number, rest, group))
+
+def _push(heads: list[Head], number: int, rest: Iterator[Group]) -> None:
+    for group in islice(rest, 1):
+        heappush(heads, (group.sort_key[:2], group.account.virtual_time, number, rest, group))
 
 
 POLICIES: dict[str, type[Policy]] = {

@@ -110,7 +110,7 @@ class Group:
         "account", "admission", "beam", "cached_tokens", "done", "ends", "guaranteed", "held",
         "host_blocks", "namespace", "num_bypasses", "num_preemptions", "preempted_step",
         "prompt_bytes", "prompt_logprobs", "prompt_reported", "request", "rule", "running", "sampling", "seed",
-        "sort_key", "spare_rows", "started_step", "swapped", "unborn", "wait_reason", "waiting", "waiting_since",
+        "sort_key", "spare_rows", "started_step", "unborn", "wait_reason", "waiting", "waiting_since",
     )  # fmt: skip
 
     def __init__(
@@ -147,7 +147,6 @@ class Group:
         self.num_bypasses = 0
         self.guaranteed = False
         """Admitted with its whole length accounted for; no longer a victim."""
-        self.swapped = False
         self.host_blocks: list[int] = []
         self.wait_reason = WaitReason.CAPACITY
         self.waiting_since = request.arrival_seconds
@@ -166,6 +165,11 @@ class Group:
     def finished(self) -> bool:
         """Nothing is left to run."""
         return not (self.waiting or self.running or self.unborn)
+
+    @property
+    def swapped(self) -> bool:
+        """Its KV lies in host memory."""
+        return bool(self.host_blocks)
 
     def is_waiting(self) -> bool:
         """Something of it wants to enter the batch now."""

@@ -172,10 +172,10 @@ class State:
         del self.groups[group.request.request_id]
 
     def drop_host(self, group: Group) -> None:
-        """Give a swapped request's host blocks back."""
-        self.host.release(group.host_blocks, self.newest_flight())
-        group.host_blocks = []
-        group.swapped = False
+        """Give back the host blocks of a request that no longer needs them."""
+        if group.host_blocks:
+            self.host.release(group.host_blocks, self.newest_flight())
+            group.host_blocks = []
 
     def newest_flight(self) -> int | None:
         """The last planned step that has not been read back."""

@@ -16,36 +16,22 @@ def apply_result(state: State, plan: StepPlan, result: StepResult, now: float) -
     if sequences is None:
         return
     by_row = {row.row: row for row in result.rows}
-    size = state.capacity.block_tokens
     searches: dict[Group, None] = {}
-    prefill_tokens = 0
     for sequence, step in zip(sequences, plan.rows, strict=True):
         sequence.flights -= 1
-        if step.num_tokens > 1:
-            prefill_tokens += step.num_tokens
         if sequence.finish is not None:
             continue
         if step.row in result.failed_rows:
             _fail_sequence(state, sequence)
             continue
-        end = step.start + step.num_tokens
-        if end // size > sequence.published and sequence.running:
-            _publish(state, sequence, end // size)
-        got = by_row.get(step.row)
-        if not sequence.group.prompt_reported:
-            _take_prompt(state, sequence, step, got, now)
-        if got is None:
-            continue
-        if got.token is not None and step.sample:
-            _take_token(state, sequence, got.token, got)
-        elif step.num_branches and sequence.running:
-            sequence.branches = got.branches
+        _take_row(state, sequence, step, by_row.get(step.row), now)
+        if sequence.branches is not None:
             searches[sequence.group] = None
     for group in searches:
         if group.running:
             advance_beams(state, group)
-    state.cache.end_step(plan.step)
-    state.host.end_step(plan.step)
+    _end_step(state, plan)
+    prefill_tokens = sum(row.num_tokens for row in plan.rows if row.num_tokens > 1)
     if prefill_tokens:
         state.speed.add(prefill_tokens, plan.num_tokens - prefill_tokens, result.seconds)
 
@@ -64,8 +50,27 @@ def apply_failure(state: State, plan: StepPlan) -> None:
             for sequence in group.waiting:
                 sequence.lost, sequence.computed, sequence.host_table = sequence.computed, 0, []
     state.dropped_rows += plan.dropped_rows
+    _end_step(state, plan)
+
+
+def _end_step(state: State, plan: StepPlan) -> None:
     state.cache.end_step(plan.step)
     state.host.end_step(plan.step)
+
+
+def _take_row(state: State, sequence: Sequence, step: RowStep, got: RowResult | None, now: float) -> None:
+    """Book what one sequence computed."""
+    num_full = (step.start + step.num_tokens) // state.capacity.block_tokens
+    if num_full > sequence.published and sequence.running:
+        _publish(state, sequence, num_full)
+    if not sequence.group.prompt_reported:
+        _take_prompt(state, sequence, step, got, now)
+    if got is None:
+        return
+    if got.token is not None and step.sample:
+        _take_token(state, sequence, got.token, got)
+    elif step.num_branches and sequence.running:
+        sequence.branches = got.branches
 
 
 def _publish(state: State, sequence: Sequence, num_full: int) -> None:

@@ -155,6 +155,17 @@ def test_one_choice_ends_early_and_the_others_go_on():
     loop.assert_idle()
 
 
+def test_the_first_choice_may_end_before_the_prompt_is_computed():
+    loop = make_loop(budget=4)
+    request = make_request("r", 12, 5, n=3)
+    loop.add(request)
+    loop.step()
+    assert loop.scheduler.stop_sequence("r", 0, 0.0)
+    loop.run()
+    assert loop.finished == ["r"]
+    assert len(loop.output("r", 1)) == len(loop.output("r", 2)) == 5
+
+
 def test_eng_081_one_prompt_report_per_request_however_it_is_chunked():
     loop = make_loop(budget=5)
     for i in range(6):

@@ -1,0 +1,83 @@
+"""Whether the pool will hold everybody: what is allocated, promised and expected to grow."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable
+
+from millpond_engine.core.blocks import count_blocks
+from millpond_engine.core.limits import count_group_blocks
+from millpond_engine.core.sequence import Group, Sequence
+from millpond_engine.core.state import State
+
+
+class Forecast:
+    """The running sequences by expected end, kept up to date while a step admits."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._size = state.capacity.block_tokens
+        self._watermark = count_blocks(state.capacity.num_blocks * state.settings.watermark_percent, 100)
+        self._entries: list[tuple[int, int]] = []
+        self._allocated = 0
+        """Blocks that only running sequences hold."""
+        self._promised = 0
+        """Blocks that their known tokens still need."""
+        for sequence in state.running:
+            self.add(sequence)
+
+    def add(self, sequence: Sequence) -> None:
+        """Count a running sequence: its expected end, and the blocks it will then give back."""
+        private = len(sequence.table) - sequence.shared
+        planned = max(private, count_blocks(sequence.num_tokens, self._size) - sequence.shared)
+        insort(self._entries, (-self._expect(sequence), planned))
+        self._allocated += private
+        self._promised += planned - private
+
+    def fits(self, sequence: Sequence, hit: Iterable[int], needed: int) -> bool:
+        """Room for `needed` blocks now, and later for the growth of everybody; `hit` will be referenced.
+
+        Into an empty batch enters whoever fits now.
+        """
+        available = self._state.cache.count_available_without(hit)
+        if needed > available - self._promised:
+            return False
+        if not self._entries:
+            return True
+        if is_due_a_guarantee(self._state, sequence.group) and not self._can_guarantee(sequence.group):
+            return False
+        entries = list(self._entries)
+        insort(entries, (-self._expect(sequence), needed))
+        return compute_peak_blocks(entries, self._size) <= available + self._allocated - self._watermark
+
+    def _expect(self, sequence: Sequence) -> int:
+        limit = sequence.group.request.stop.max_tokens
+        if sequence.group.guaranteed:
+            return limit - sequence.num_output
+        return self._state.estimate.compute_remaining(sequence.num_output, limit)
+
+    def _can_guarantee(self, group: Group) -> bool:
+        """All guaranteed requests together fit the pool at their full length."""
+        settings, capacity = self._state.settings, self._state.capacity
+        groups = {s.group for s in self._state.running if s.group.guaranteed} | {group}
+        return sum(count_group_blocks(g.request, settings, capacity) for g in groups) <= capacity.num_blocks
+
+
+def is_due_a_guarantee(state: State, group: Group) -> bool:
+    """It has been preempted as often as a request may be."""
+    return group.num_preemptions >= state.settings.max_preemptions
+
+
+def compute_peak_blocks(entries: Iterable[tuple[int, int]], block_tokens: int) -> float:
+    """Most blocks in use at any time, if every sequence grows by a token a step and leaves at its end.
+
+    `entries` are (-remaining tokens, private blocks), longest remaining first. When the i-th ends, the
+    ones before it have grown by its remaining tokens (the view of LightLLM's Past-Future scheduler,
+    ASPLOS 2025).
+    """
+    held = 0
+    peak = 0.0
+    for number, (negative_remaining, blocks) in enumerate(entries, 1):
+        held += blocks
+        peak = max(peak, held - number * negative_remaining / block_tokens)
+    return peak
