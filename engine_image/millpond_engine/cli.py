@@ -11,7 +11,9 @@ from collections.abc import Sequence
 
 from millpond_common.contract.engine_config import ConfigError
 from millpond_common.version import __version__
+from millpond_engine.commands.advise import add_advise_flags, run_advise
 from millpond_engine.commands.serve import add_serve_flags, run_serve
+from millpond_engine.fetch.command import add_fetch_flags, run_fetch_command
 from millpond_engine.text.tokenizer import TokenizerError
 
 
@@ -25,6 +27,16 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add_serve_flags(serve)
     serve.set_defaults(run=run_serve)
+    fetch = commands.add_parser(
+        "fetch", help="bring a model into a directory", description="Bring a model into a directory."
+    )
+    add_fetch_flags(fetch)
+    fetch.set_defaults(run=run_fetch_command)
+    advise = commands.add_parser(
+        "advise", help="choose the block size", description="Choose the size of KV blocks."
+    )
+    add_advise_flags(advise)
+    advise.set_defaults(run=run_advise)
     return parser
 
 
