@@ -4,7 +4,8 @@
 
 m1: blocks that this fleet of gateways routed (base). m2: blocks the replica's KV events say it holds (correction).
 k: running ratio of real to predicted cached tokens, from the engines' usage (audit). c: confidence in the events.
-What was routed within the last seconds counts even at c = 1, since its events are still to come.
+What was routed within the last seconds counts even at c = 1, since its events are still to come. Text keys know
+only the routed layer and its audit; an engine that lost everything loses it in that layer too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from millpond_gateway.routing.held import ReplicaBlocks
-from millpond_gateway.routing.records import EndpointView, PromptKeys, Reservation
+from millpond_gateway.routing.records import EndpointView, KeyKind, PromptKeys, Reservation
 from millpond_gateway.routing.routed import RoutedIndex, RoutedMatch
 from millpond_gateway.routing.settings import RoutingSettings
 from millpond_gateway.routing.stream import EventStream
@@ -79,6 +80,7 @@ class PrefixIndex:
         )
         self._audits: dict[str, _Audit] = {}
         self._streams: dict[str, EventStream] = {}
+        self._losses: dict[str, int] = {}
         self.totals = IndexTotals(0, 0, 0, 0, 0)
 
     @property
@@ -89,6 +91,9 @@ class PrefixIndex:
     def set_settings(self, settings: RoutingSettings) -> None:
         """Follow changed settings."""
         self._settings = settings
+        self.routed.set_bounds(
+            max_bytes=settings.index_bytes, speculative_seconds=settings.speculative_seconds
+        )
 
     def open_stream(self, endpoint: EndpointView) -> EventStream:
         """The endpoint's event stream, made on first use; feed it what the transport receives."""
@@ -108,33 +113,40 @@ class PrefixIndex:
     def close_stream(self, uid: str) -> None:
         """The endpoint has no events any more: go on without that layer."""
         self._streams.pop(uid, None)
+        self._losses.pop(uid, None)
 
     def predict(self, prompt: PromptKeys, now: float) -> Predictions:
         """Predictions for one prompt."""
         keys = prompt.keys
         if not keys:
             return Predictions({}, 0)
+        self._purge_restarted()
         routed, num_shared = self.routed.match(keys, now)
         limit = max(prompt.num_tokens - 1, 0)
         per_key = prompt.tokens_per_key
         found: dict[str, Prediction] = {}
+        streams = self._streams if prompt.kind is KeyKind.TOKENS else {}  # events know no text
         for uid, match in routed.items():
-            if uid not in self._streams:
+            if uid not in streams:
                 tokens = min(int(match.num_blocks * per_key), limit)
                 found[uid] = Prediction(int(self._ratio(uid) * tokens), tokens, None)
-        for uid, stream in self._streams.items():
+        for uid, stream in streams.items():
             prediction = self._blend(stream, uid, prompt, routed.get(uid, _NO_ROUTED), now)
             if prediction.cached_tokens or prediction.routed_tokens:
                 found[uid] = prediction
         return Predictions(found, min(int(num_shared * per_key), limit))
 
-    def note_routed(self, endpoint: EndpointView, keys: Sequence[int], now: float) -> None:
-        """Enter a routed prompt."""
+    def note_routed(
+        self, endpoint: EndpointView, keys: Sequence[int], now: float, *, tokens_per_key: float
+    ) -> None:
+        """Enter a routed prompt; the replica's blocks bound how many of its keys are kept."""
         stream = self._streams.get(endpoint.uid)
         if stream is not None:
             stream.note_routed(now)
         if keys:
-            capacity = endpoint.num_blocks or self._settings.default_blocks
+            num_blocks = endpoint.num_blocks or self._settings.default_blocks
+            capacity = max(int(num_blocks * endpoint.block_tokens / max(tokens_per_key, 1.0)), 1)
+            self._purge_restarted()
             self.routed.insert(endpoint.uid, keys, capacity=capacity, now=now)
 
     def audit(self, reservation: Reservation, *, prompt_tokens: int, real: int) -> None:
@@ -162,6 +174,13 @@ class PrefixIndex:
         """Trust in the replica's events; None without a stream."""
         stream = self._streams.get(uid)
         return None if stream is None else stream.confidence(now)
+
+    def _purge_restarted(self) -> None:
+        """Forget what was routed to engines whose streams tell that they lost everything since."""
+        for uid, stream in self._streams.items():
+            if stream.num_losses != self._losses.get(uid, 0):
+                self._losses[uid] = stream.num_losses
+                self.forget_blocks(uid)
 
     def _blend(
         self, stream: EventStream, uid: str, prompt: PromptKeys, routed: RoutedMatch, now: float

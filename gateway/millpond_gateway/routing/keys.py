@@ -9,6 +9,7 @@ same words with another image differ.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import xxhash
 
@@ -52,8 +53,14 @@ def make_text_keys(
 
 
 def _compute_text_root(scope: KeyScope, template: bytes) -> int:
-    data = _TEXT_SCHEME + scope.compute_root().to_bytes(8, "little") + template
+    data = _TEXT_SCHEME + _compute_root(scope).to_bytes(8, "little") + template
     return xxhash.xxh3_64_intdigest(data, seed=scope.seed)
+
+
+@lru_cache(maxsize=4096)
+def _compute_root(scope: KeyScope) -> int:
+    """Pools and tenants are few and their requests many."""
+    return scope.compute_root()
 
 
 def _chain_text(parent: int, text: bytes, seed: int) -> list[int]:

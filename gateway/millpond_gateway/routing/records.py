@@ -197,6 +197,8 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     routed_tokens: int = 0
     held_tokens: int | None = None
+    tokens_per_key: float = 16.0
+    """Of the keys that go with it."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):

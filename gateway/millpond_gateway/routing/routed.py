@@ -92,6 +92,11 @@ class RoutedIndex:
         self._num_nodes = 0
         self._num_holds = 0
 
+    def set_bounds(self, *, max_bytes: int, speculative_seconds: float) -> None:
+        """Follow changed settings; a smaller bound takes effect with the next insertion."""
+        self._max_bytes = max_bytes
+        self._speculative_seconds = speculative_seconds
+
     @property
     def num_bytes(self) -> int:
         """Estimated memory."""

@@ -7,6 +7,7 @@ simulator.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Protocol
@@ -36,6 +37,8 @@ from millpond_gateway.routing.sessions import SessionBook
 from millpond_gateway.routing.settings import RoutingSettings
 from millpond_gateway.routing.speed import SpeedBook
 from millpond_gateway.routing.stability import StabilityBook
+
+_MAX_FORMER_EPOCHS = 8
 
 
 class DecisionSink(Protocol):
@@ -78,6 +81,7 @@ class Router:
         self._chooser = Chooser(seed)
         self._endpoints: dict[str, EndpointView] = {}
         self._ejected: frozenset[str] = frozenset()
+        self._former_epochs: dict[str, deque[str]] = {}
         self._next_id = 0
         self._sink: DecisionSink | None = None
         self._observer: PeerObserver | None = None
@@ -117,7 +121,7 @@ class Router:
 
         Returns the uids whose books were dropped, so that waiting requests can be decided again.
         """
-        current = {endpoint.uid: endpoint for endpoint in endpoints}
+        current = {endpoint.uid: self._with_epoch(endpoint) for endpoint in endpoints}
         gone = [uid for uid in self._endpoints if uid not in current]
         restarted = [
             uid for uid, new in current.items() if uid in self._endpoints and self._restarted(uid, new.epoch)
@@ -126,6 +130,7 @@ class Router:
             self._forget(uid)
         for uid in gone:
             self.index.close_stream(uid)
+            self._former_epochs.pop(uid, None)
         self._endpoints = current
         for uid, endpoint in current.items():
             self.speeds.set_prior(uid, endpoint.prefill_tokens_per_second)
@@ -139,6 +144,8 @@ class Router:
         endpoint = self._endpoints.get(uid)
         if endpoint is None or endpoint.epoch == epoch:
             return False
+        if epoch in self._former_epochs.get(uid, ()):
+            return False  # a late answer of the engine's former life
         restarted = self._restarted(uid, epoch)
         if restarted:
             self._forget(uid)
@@ -199,6 +206,7 @@ class Router:
             tenant=request.tenant,
             routed_tokens=choice.score.routed_tokens,
             held_tokens=choice.score.held_tokens,
+            tokens_per_key=request.prompt.tokens_per_key,
         )
         self.stability.note(request.tenant, request.session, next(iter(request.prompt.keys), None))
         self.num_by_key_kind[request.prompt.kind] += 1
@@ -310,15 +318,26 @@ class Router:
         endpoint = self._endpoints.get(reservation.uid)
         if endpoint is None:
             return
-        self.index.note_routed(endpoint, keys, now)
+        self.index.note_routed(endpoint, keys, now, tokens_per_key=reservation.tokens_per_key)
         if reservation.session is not None:
             self.sessions.note(reservation.session, reservation.uid)
+
+    def _with_epoch(self, endpoint: EndpointView) -> EndpointView:
+        """The view with what is known of its epoch: a view may be older than an answer that told a newer one."""
+        known = self._endpoints.get(endpoint.uid)
+        stale = endpoint.epoch is None or endpoint.epoch in self._former_epochs.get(endpoint.uid, ())
+        if known is None or known.epoch is None or not stale:
+            return endpoint
+        return msgspec.structs.replace(endpoint, epoch=known.epoch)
 
     def _restarted(self, uid: str, epoch: str | None) -> bool:
         """Whether the engine began anew; learning a first epoch is no restart."""
         return _differ(self._endpoints[uid].epoch, epoch)
 
     def _forget(self, uid: str) -> None:
+        epoch = self._endpoints[uid].epoch
+        if epoch is not None:
+            self._former_epochs.setdefault(uid, deque(maxlen=_MAX_FORMER_EPOCHS)).append(epoch)
         for origin, reservation in self.load.drop_replica(uid):
             if origin == OWN and self._sink is not None:
                 self._sink.release(self.pool, reservation.id)

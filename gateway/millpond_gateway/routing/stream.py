@@ -12,7 +12,14 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from millpond_gateway.routing.held import ReplicaBlocks
-from millpond_gateway.routing.kvevents import Event, EventBatch, Heartbeat, PayloadError, decode_batch
+from millpond_gateway.routing.kvevents import (
+    Cleared,
+    Event,
+    EventBatch,
+    Heartbeat,
+    PayloadError,
+    decode_batch,
+)
 
 _MAX_PENDING = 1024
 _SILENCE_SECONDS = 5.0
@@ -54,6 +61,8 @@ class EventStream:
     def __init__(self, blocks: ReplicaBlocks) -> None:
         self.blocks = blocks
         self.epoch: str | None = None
+        self.num_losses = 0
+        """How often the engine lost all blocks: restarts and clears."""
         self._confidence = 0.0
         self._before_gap = 0.0
         self._complete = False
@@ -190,6 +199,7 @@ class EventStream:
         self._pending.clear()
         self._replaying = False
         self._num_restarts += 1
+        self.num_losses += 1
 
     def _open_gap(self, first_missing: int, sequence: int, payload: bytes) -> list[Ask]:
         if len(self._pending) < _MAX_PENDING:
@@ -232,6 +242,7 @@ class EventStream:
         applied = self.blocks.apply(batch.events)
         self._num_bad += batch.num_bad
         self._num_unindexed += applied.num_unindexed
+        self.num_losses += sum(isinstance(event, Cleared) for event in batch.events)
         if batch.num_bad:
             self._confidence *= _BAD_FACTOR
         elif self._complete:

@@ -39,6 +39,7 @@ class Reserve(msgspec.Struct, frozen=True, array_like=True, tag="r", gc=False):
     output_tokens: int
     session: int | None
     tenant: str
+    tokens_per_key: float
     keys: bytes
     """Unsigned 64-bit little-endian block keys, at most MAX_KEYS."""
 
@@ -167,6 +168,7 @@ def make_reserve(pool: str, reservation: Reservation, keys: Sequence[int]) -> Re
         reservation.output_tokens,
         reservation.session,
         reservation.tenant,
+        reservation.tokens_per_key,
         pack_keys(keys),
     )
 
@@ -185,6 +187,7 @@ def make_reservation(reserve: Reserve, now: float) -> Reservation:
         reserved_at=now,
         session=reserve.session,
         tenant=reserve.tenant,
+        tokens_per_key=reserve.tokens_per_key,
     )
 
 

@@ -14,7 +14,14 @@ from tests.support.routing import (
 
 from millpond_common.contract import kv_events as wire
 from millpond_gateway.routing.index import PrefixIndex
-from millpond_gateway.routing.records import EndpointView, KeyKind, PromptKeys, Reservation, Usage
+from millpond_gateway.routing.records import (
+    EndpointView,
+    KeyKind,
+    PromptKeys,
+    RequestView,
+    Reservation,
+    Usage,
+)
 from millpond_gateway.routing.settings import RoutingSettings
 
 TOKENS = make_tokens(1, 40 * BLOCK + 3)
@@ -49,7 +56,7 @@ def test_gw_083_prediction_equals_what_the_engine_will_find_cached() -> None:
 def test_events_correct_what_was_routed_long_ago() -> None:
     index = make_index()
     endpoint = make_endpoint("u0")
-    index.note_routed(endpoint, KEYS, 1.0)
+    index.note_routed(endpoint, KEYS, 1.0, tokens_per_key=BLOCK)
     assert predict(index) == 40 * BLOCK
     index.open_stream(endpoint).live(*publish(10), 2.0)
     assert predict(index) == 10 * BLOCK  # the rest was evicted
@@ -59,7 +66,7 @@ def test_a_prefix_routed_just_now_counts_before_its_events_come() -> None:
     index = make_index()
     endpoint = make_endpoint("u0")
     index.open_stream(endpoint).live(*publish(1), 99.0)
-    index.note_routed(endpoint, KEYS, 99.0)
+    index.note_routed(endpoint, KEYS, 99.0, tokens_per_key=BLOCK)
     assert predict(index, now=100.0) == 40 * BLOCK
     assert predict(index, now=110.0) < 40 * BLOCK
 
@@ -67,7 +74,7 @@ def test_a_prefix_routed_just_now_counts_before_its_events_come() -> None:
 def test_without_confidence_the_routed_layer_decides() -> None:
     index = make_index()
     endpoint = make_endpoint("u0")
-    index.note_routed(endpoint, KEYS, 1.0)
+    index.note_routed(endpoint, KEYS, 1.0, tokens_per_key=BLOCK)
     index.open_stream(endpoint)  # connected, nothing heard yet
     assert predict(index) == 40 * BLOCK
 
@@ -142,7 +149,7 @@ def test_usage_feeds_the_audit_of_both_layers() -> None:
 @pytest.mark.parametrize("num_tokens", [1, 640, 641, 643])
 def test_a_prediction_never_covers_the_last_token(num_tokens: int) -> None:
     index = make_index()
-    index.note_routed(make_endpoint("u0"), KEYS, 1.0)
+    index.note_routed(make_endpoint("u0"), KEYS, 1.0, tokens_per_key=BLOCK)
     prompt = PromptKeys(keys=KEYS, tokens_per_key=16.0, num_tokens=num_tokens, kind=KeyKind.TOKENS)
     prediction = index.predict(prompt, 1.0).replicas["u0"]
     assert prediction.cached_tokens == min(640, num_tokens - 1)
@@ -165,3 +172,47 @@ def test_endpoint_size_bounds_the_routed_layer() -> None:
     for number in range(50):
         place(router, make_request(make_keys((number, 30)), tokens=481))
     assert router.index.routed.num_blocks("u0") == 100
+
+
+TEXT = PromptKeys(keys=make_keys((7, 30)), tokens_per_key=32.0, num_tokens=1000, kind=KeyKind.TEXT)
+
+
+def test_gw_083_events_say_nothing_about_text_keys() -> None:
+    """Keys of raw text never meet keys of templated tokens: the routed layer and the audit alone predict."""
+    router = make_router([make_endpoint("u0")], model="m")
+    stream = router.index.open_stream(router.endpoints[0])
+    stream.live(*publish(40), 1.0)
+    request = RequestView(request_id="r", prompt=TEXT)
+    place(router, request, 2.0)
+    for _ in range(40):
+        reservation = place(router, request, 100.0)  # long past the speculative seconds
+        assert reservation.held_tokens is None
+        router.release(reservation.id, Usage(prompt_tokens=1000, cached_tokens=900))
+    prediction = router.index.predict(TEXT, 100.0).replicas["u0"]
+    assert prediction.cached_tokens == pytest.approx(900, rel=0.05)
+    assert stream.confidence(1.0) == 1.0
+
+
+@pytest.mark.parametrize("loss", ["restart", "clear"])
+def test_gw_071_a_lost_cache_is_lost_for_text_keys_too(loss: str) -> None:
+    router = make_router([make_endpoint("u0")], model="m")
+    stream = router.index.open_stream(router.endpoints[0])
+    stream.live(*publish(1), 1.0)
+    place(router, RequestView(request_id="r", prompt=TEXT), 2.0)
+    assert "u0" in router.index.predict(TEXT, 2.5).replicas
+    if loss == "restart":
+        stream.live(*publish(1, epoch="bb"), 3.0)
+    else:
+        stamp = wire.EventStamp("aa", 1, 1)
+        stream.live(1, wire.encode_batch([wire.ClearedBlocks()], stamp, seconds=3.0), 3.0)
+    assert router.index.predict(TEXT, 3.1).replicas == {}
+
+
+def test_the_routed_layer_is_bounded_in_tokens_whatever_a_key_stands_for() -> None:
+    router = make_router([make_endpoint("u0", num_blocks=100)])
+    for number in range(20):
+        prompt = PromptKeys(
+            keys=make_keys((number, 30)), tokens_per_key=32.0, num_tokens=1000, kind=KeyKind.TEXT
+        )
+        place(router, RequestView(request_id="r", prompt=prompt))
+    assert router.index.routed.num_blocks("u0") == 50

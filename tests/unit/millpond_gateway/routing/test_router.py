@@ -198,6 +198,18 @@ def test_a_new_epoch_at_the_same_uid_purges_books_and_index() -> None:
     assert router.update_endpoints([make_endpoint("u0", epoch="cc")]) == ("u0",)
 
 
+def test_a_view_older_than_a_response_header_restarts_nothing_again() -> None:
+    router = make_router([make_endpoint("u0", epoch="aa")])
+    assert router.note_epoch("u0", "bb")
+    reservation = place(router, make_cold(1, 500))
+    assert router.update_endpoints([make_endpoint("u0", epoch="aa")]) == ()  # polled before the restart
+    assert router.update_endpoints([make_endpoint("u0", epoch=None)]) == ()
+    assert not router.note_epoch("u0", "aa")
+    assert router.endpoints[0].epoch == "bb"
+    assert router.release(reservation.id)
+    assert router.update_endpoints([make_endpoint("u0", epoch="cc")]) == ("u0",)
+
+
 def test_partition_hashing_agrees_without_talking_and_bounds_the_load() -> None:
     gateways = [make_router(8, seed=seed) for seed in range(4)]
     for gateway in gateways:
