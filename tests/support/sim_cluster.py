@@ -26,7 +26,10 @@ from millpond_operator.plan.snapshot import Capacity, GatewayView, PoolSnapshot,
 
 Manifest = dict[str, Any]
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
-SETTINGS = PlanSettings(build=BuildSettings(engine_image="engine:1", gateway_image="gateway:1"))
+SETTINGS = PlanSettings(
+    build=BuildSettings(engine_image="engine:1", gateway_image="gateway:1"), unschedulable_patience_seconds=3
+)
+EPOCH = 1_700_000_000
 
 
 class StrangerError(AssertionError):
@@ -113,7 +116,7 @@ class SimCluster:
         answered = {p.uid: ProbeAnswer(p.uid, True, "", 0.0) for p in self.pods.values() if self.is_routed(p)}
         return PoolSnapshot(
             pool=pool,
-            observed_at=float(self.tick),
+            observed_at=float(EPOCH + self.tick),
             workloads=tuple(
                 parse_workload(o, o["manager"])
                 for (k, _), o in self.objects.items()
@@ -129,7 +132,7 @@ class SimCluster:
 
     def decide(self, settings: PlanSettings = SETTINGS) -> PoolPlan:
         """Plan from what is there now."""
-        return plan(self.make_snapshot(), settings, float(self.tick))
+        return plan(self.make_snapshot(), settings, float(EPOCH + self.tick))
 
     def is_routed(self, pod: SimPod) -> bool:
         """Whether the gateway may choose the pod."""
@@ -320,4 +323,4 @@ def _merge(target: dict[str, str], patch: Mapping[str, str | None]) -> None:
 
 
 def _stamp(tick: int) -> str:
-    return datetime.fromtimestamp(1_700_000_000 + tick, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.fromtimestamp(EPOCH + tick, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

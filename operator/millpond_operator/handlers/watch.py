@@ -29,9 +29,10 @@ async def run_watches(
 ) -> None:
     """Run kopf until `stop` is set; `ready` is set once its streams are set up."""
     namespaces = operator.settings.namespaces
+    # Without a name kopf looks the user up in /etc/passwd, where a container's numeric user has no entry.
+    identity: Any = platform.node() or "millpond-operator"
     await kopf.operator(
-        # Without a name kopf looks the user up in /etc/passwd, where a container's numeric user has no entry.
-        identity=platform.node() or "millpond-operator",
+        identity=identity,
         registry=make_registry(operator, connection),
         settings=make_settings(namespaced=bool(namespaces)),
         standalone=True,  # never pause for another kopf operator's peering; the Lease is the only election

@@ -49,7 +49,8 @@ class AdminServer:
         with contextlib.suppress(
             OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError
         ):
-            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), READ_SECONDS)
+            async with asyncio.timeout(READ_SECONDS):
+                head = await reader.readuntil(b"\r\n\r\n")
             answer = self._answer(head)
             lines = [
                 f"HTTP/1.1 {answer.status} {_PHRASES[answer.status]}",

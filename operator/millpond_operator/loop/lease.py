@@ -73,7 +73,8 @@ class LeaseKeeper:
         while True:
             led = self.is_leader
             try:
-                await asyncio.wait_for(self._step(), timeout=self._settings.deadline / 2)
+                async with asyncio.timeout(self._settings.deadline / 2):
+                    await self._step()
             except (KubeError, TimeoutError) as error:
                 LOG.warning("lease not renewed", error=str(error) or type(error).__name__)
             self._note_change(led)

@@ -12,11 +12,14 @@ import structlog
 
 from millpond_operator.errors import KubeError, NotLeaderError, ThrottledError
 from millpond_operator.loop.metrics import Metrics
+from millpond_operator.loop.reconciler import Outcome
 
 LOG = structlog.get_logger(__name__)
 Key = tuple[str, str]
 FIRST_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 60.0
+MAX_QUIET_SECONDS = 30.0
+"""Longest time between two looks at a pool that is not settled and about which nothing happens."""
 MAX_IMMEDIATE_ROUNDS = 3
 """Rounds that follow at once on a round with writes; more in a row are slowed down like errors."""
 
@@ -31,6 +34,7 @@ class PoolTask:
         self._dirty.set()
         self._failures = 0
         self._busy_rounds = 0
+        self._quiet_rounds = 0
         self.task = asyncio.create_task(self._run(), name=f"pool {key[0]}/{key[1]}")
 
     def mark(self) -> None:
@@ -41,7 +45,9 @@ class PoolTask:
         delay: float | None = 0.0
         while delay is not None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._dirty.wait(), timeout=delay)
+                # Not wait_for: before Python 3.12 it can lose a cancellation that meets a mark.
+                async with asyncio.timeout(delay):
+                    await self._dirty.wait()
             await self._manager.wait_until_allowed()
             self._dirty.clear()
             delay = await self._round()
@@ -52,7 +58,7 @@ class PoolTask:
         async with self._manager.slots:
             started = monotonic()
             try:
-                delay = await self._manager.reconcile(*self.key)
+                outcome = await self._manager.reconcile(*self.key)
                 metrics.reconciles.labels("Done").inc()
             except NotLeaderError:
                 metrics.reconciles.labels("NotLeader").inc()
@@ -70,7 +76,7 @@ class PoolTask:
             finally:
                 metrics.reconcile_seconds.observe(monotonic() - started)
         self._failures = 0
-        return self._pace(delay)
+        return None if outcome is None else self._pace(outcome)
 
     def _back_off(self, error: KubeError) -> float:
         delay = self._compute_backoff()
@@ -85,10 +91,14 @@ class PoolTask:
         self._failures = min(self._failures + 1, 16)
         return random.uniform(limit / 2, limit)  # noqa: S311 - jitter, not a secret
 
-    def _pace(self, delay: float | None) -> float | None:
-        if delay is None or delay > 0:
+    def _pace(self, outcome: Outcome) -> float:
+        """Follow writes at once, but not for ever; look less and less often while nothing happens."""
+        if outcome.recheck_seconds > 0:
             self._busy_rounds = 0
-            return delay
+            self._quiet_rounds = 0 if outcome.wrote else self._quiet_rounds + 1
+            slower = min(MAX_QUIET_SECONDS, outcome.recheck_seconds * 1.5 ** min(self._quiet_rounds, 16))
+            return max(outcome.recheck_seconds, slower)
+        self._quiet_rounds = 0
         self._busy_rounds += 1
         excess = self._busy_rounds - MAX_IMMEDIATE_ROUNDS
         return 0.0 if excess <= 0 else min(MAX_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2.0**excess)
@@ -99,7 +109,7 @@ class Manager:
 
     def __init__(
         self,
-        reconcile: Callable[[str, str], Awaitable[float | None]],
+        reconcile: Callable[[str, str], Awaitable[Outcome | None]],
         *,
         metrics: Metrics,
         may_write: asyncio.Event,

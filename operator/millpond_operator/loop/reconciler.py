@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -42,6 +43,15 @@ class NoScaler:
         return {}
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one round leads to."""
+
+    recheck_seconds: float
+    wrote: bool
+    """Whether anything was written, so that something may follow soon."""
+
+
 class Reconciler:
     """Brings one pool a step closer to its spec each time it is called."""
 
@@ -64,8 +74,8 @@ class Reconciler:
         self._clock = clock
         self._scaler = scaler or NoScaler()
 
-    async def reconcile(self, namespace: str, name: str) -> float | None:
-        """Do one round; seconds until the next look, or None when the pool is gone.
+    async def reconcile(self, namespace: str, name: str) -> Outcome | None:
+        """Do one round; None when the pool is gone.
 
         Raises:
             KubeError: a call was refused; try again later.
@@ -84,7 +94,8 @@ class Reconciler:
             if not stranger:
                 break
         await self._report(metadata, decided, now)
-        return 0.0 if decided.actions else decided.recheck_seconds
+        wrote = bool(decided.actions or decided.status is not None)
+        return Outcome(0.0 if decided.actions else decided.recheck_seconds, wrote=wrote)
 
     async def _decide(self, namespace: str, name: str, now: float) -> tuple[PoolMetadata, PoolPlan] | None:
         raw = self._observer.get_raw(namespace, name)

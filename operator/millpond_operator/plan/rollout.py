@@ -39,6 +39,9 @@ class RoleInput:
     surge_percent: int
     fitting: int | None
     """Further replicas that fit now; None when unknown."""
+    now: float
+    patience_seconds: float
+    """How long a new pod may find no room before old ones make some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ def choose_mode(state: RoleInput) -> tuple[Mode, ConditionReason, str]:
             "strategy Replace: old replicas leave before new ones start",
         )
     new = _pods_of(state, state.revision)
-    stuck = next((pod for pod in new if not pod.scheduled and pod.unschedulable_message), None)
+    stuck = next((pod for pod in new if _is_stuck(state, pod)), None)
     if stuck is not None:
         text = f"pod {stuck.name} finds no room, so old replicas leave first: {stuck.unschedulable_message}"
         return "Replace", ConditionReason.WAITING_FOR_CAPACITY, text
@@ -101,6 +104,12 @@ def choose_mode(state: RoleInput) -> tuple[Mode, ConditionReason, str]:
         text = "no node has room for one more replica, so one old replica leaves before its successor starts"
         return "Replace", ConditionReason.WAITING_FOR_CAPACITY, text
     return "Surge", ConditionReason.ROLLING_OUT, "new replicas start before old ones leave"
+
+
+def _is_stuck(state: RoleInput, pod: Pod) -> bool:
+    """Without room for longer than it may take to bring a node up."""
+    waited = state.now - pod.created_at > state.patience_seconds
+    return waited and not pod.scheduled and bool(pod.unschedulable_message)
 
 
 def _grow_new(state: RoleInput, old: list[Workload], mode: Mode) -> int:

@@ -17,6 +17,9 @@ class PlanSettings:
     surge_percent: int = 25
     """Of the desired count; at least one replica, never more than fit."""
     settled_recheck_seconds: float = 60.0
-    moving_recheck_seconds: float = 3.0
+    moving_recheck_seconds: float = 1.0
+    """First look after a change; later ones are further apart while nothing happens."""
+    unschedulable_patience_seconds: float = 30.0
+    """How long a surge pod may wait for room (a node on its way) before old replicas make room for it."""
     delete_margin_seconds: float = 60.0
     """Beyond drain and grace: after it a deleted pool's finalizer goes whatever is left."""

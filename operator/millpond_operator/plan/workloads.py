@@ -68,6 +68,8 @@ def plan_role(snapshot: PoolSnapshot, role: RoleView, desired: int, settings: Pl
             max_unavailable=rollout.max_unavailable,
             surge_percent=settings.surge_percent,
             fitting=capacity.fitting_replicas.get(label) if capacity is not None else None,
+            now=snapshot.observed_at,
+            patience_seconds=settings.unschedulable_patience_seconds,
         )
     )
     record = find_record(snapshot, role, revision, settings)

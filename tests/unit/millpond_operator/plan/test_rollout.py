@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.support.operator_builders import make_pod
+from tests.support.operator_builders import NOW, make_pod
 
 from millpond_common.contract.reasons import ConditionReason
 from millpond_operator.plan.rollout import RoleInput, plan_counts
@@ -37,6 +37,8 @@ def make_input(
         "max_unavailable": 0,
         "surge_percent": 25,
         "fitting": None,
+        "now": NOW,
+        "patience_seconds": 30.0,
     }
     return RoleInput(**(values | changes))
 
@@ -59,6 +61,17 @@ def test_op_018_auto_turns_to_replace_when_the_surge_pod_finds_no_room() -> None
     )
     assert (counts.mode, counts.by_revision["old"]) == ("Replace", 0)
     assert "new-0" in counts.message
+
+
+def test_a_surge_pod_may_wait_for_a_node_that_is_on_its_way() -> None:
+    young = make_pod(
+        "new-0", revision="new", ready=False, scheduled=False, unschedulable_message="0/1", created_at=NOW - 5
+    )
+    pods = (*make_pods("old", 1), young)
+    counts = plan_counts(
+        make_input(desired=1, workloads=[make_workload("old", 1), make_workload("new", 1)], pods=pods)
+    )
+    assert (counts.mode, counts.by_revision["old"]) == ("Surge", 1)
 
 
 def test_op_020_a_surge_stays_within_the_spare() -> None:
