@@ -59,7 +59,7 @@ def make_split_pool() -> Manifest:
     }
     pool = make_pool(disaggregation={"prefill": prefill, "decode": decode})
     pool["spec"]["engine"] = {"tensorParallelSize": 2}
-    pool["spec"]["resources"] = make_full_resources()
+    pool["spec"]["resources"] = {"limits": {"nvidia.com/gpu": 2}}
     return pool
 
 
@@ -196,7 +196,10 @@ def make_full_template() -> Manifest:
         "runtimeClassName": "nvidia",
         "serviceAccountName": "engines",
         "securityContext": {"fsGroup": 1000},
-        "resourceClaims": [{"name": "nic", "resourceClaimTemplateName": "nics", "resourceClaimName": "one"}],
+        "resourceClaims": [
+            {"name": "nic", "resourceClaimTemplateName": "nics"},
+            {"name": "disk", "resourceClaimName": "one"},
+        ],
         "volumes": [{"name": "extra", "configMap": {"name": "extra"}}],
         "volumeMounts": [{"name": "extra", "mountPath": "/extra", "readOnly": True}],
     }

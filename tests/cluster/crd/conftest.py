@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -39,8 +40,16 @@ class Judge:
 
     def __init__(self, kube: Kube) -> None:
         self._dynamic = kube.dynamic
+        self._answers: dict[str, Answer] = {}
 
     def create(self, pool: Manifest) -> Answer:
+        """The server's answer; the same object is asked about once."""
+        key = json.dumps(pool, sort_keys=True)
+        if key not in self._answers:
+            self._answers[key] = self._ask(pool)
+        return copy.deepcopy(self._answers[key])
+
+    def _ask(self, pool: Manifest) -> Answer:
         query = [("dryRun", "All"), ("fieldValidation", "Strict")]
         try:
             done = self._dynamic.request("POST", POOLS, body=pool, query_params=query, serialize=False)
