@@ -114,9 +114,8 @@ def _kubectl(layout: Layout, options: argparse.Namespace) -> int:
     record = lifecycle.require_record(layout)
     kubectl = str(Path(record.programs) / "kubectl")
     sys.stdout.flush()
-    os.execve(
-        kubectl, [kubectl, *options.arguments], {**os.environ, "KUBECONFIG": str(layout.admin_kubeconfig)}
-    )
+    arguments = options.arguments[1:] if options.arguments[:1] == ["--"] else options.arguments
+    os.execve(kubectl, [kubectl, *arguments], {**os.environ, "KUBECONFIG": str(layout.admin_kubeconfig)})
 
 
 def _build(layout: Layout, _options: argparse.Namespace) -> int:
