@@ -96,4 +96,5 @@ class EngineDriver:
         for new in plan.new_rows:
             if new.row in known and known[new.row].start == 0:
                 fresh.extend(new.block_table)
-        self.runner.poison_blocks(tuple(fresh))
+        read_first = {move.device for move in plan.swap_out} | {copy.source for copy in plan.copies}
+        self.runner.poison_blocks(tuple(block for block in fresh if block not in read_first))
