@@ -68,7 +68,9 @@ def site(helm: Helm, own_cluster: OwnCluster) -> Iterator[Site]:
 def test_op_074_any_release_name_and_namespace_installs(site: Site) -> None:
     notes = site.install("foo", "bar")
     assert "kubectl get mpool" in notes
-    site.cluster.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd/inferencepools.millpond.dev")
+    site.cluster.kubectl(
+        "wait", "--for=condition=Established", "--timeout=30s", "crd/inferencepools.millpond.dev"
+    )
     site.kube.create(make_pool(replicas=1))
     assert site.kube.exists("apps/v1", "Deployment", "foo-millpond-operator", "bar")
     site.kube.delete("millpond.dev/v1alpha1", "InferencePool", "pool")
