@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from millpond_common.contract.engine_config import EngineConfig, KvCacheConfig, SchedulingConfig
-from millpond_engine.commands.build import make_context
+from millpond_engine.commands.build import MakeRunner, make_context
 from millpond_engine.commands.fake import make_fake_info, make_script
 from millpond_engine.fake.cost import CostModel, Faults
 from millpond_engine.fake.runner import FakeOptions, FakeRunner
@@ -49,6 +49,10 @@ class Setup:
     allow_request_template: bool = False
     tokenizer: Tokenizer = field(default_factory=ByteTokenizer)
     before_load: Callable[[], None] | None = None
+    make_runner: MakeRunner | None = None
+    """Another runner than the fake one."""
+    config: EngineConfig | None = None
+    """The whole configuration, instead of the one made of the fields above."""
     default_output_tokens: int | None = None
 
 
@@ -171,7 +175,7 @@ class Stream:
 async def run_engine(setup: Setup | None = None, *, wait_ready: bool = True) -> AsyncIterator[Running]:
     """Start an engine, and stop it when the block ends."""
     setup = setup or Setup()
-    config = EngineConfig(
+    config = setup.config or EngineConfig(
         model_name="fake",
         model_path="fake",
         max_model_tokens=setup.max_model_tokens,
@@ -198,7 +202,7 @@ async def run_engine(setup: Setup | None = None, *, wait_ready: bool = True) -> 
     context = make_context(
         config,
         setup.tokenizer,
-        make_runner,
+        setup.make_runner or make_runner,
         limits=setup.limits,
         settings=setup.loop,
         allow_request_template=setup.allow_request_template,
@@ -212,7 +216,7 @@ async def run_engine(setup: Setup | None = None, *, wait_ready: bool = True) -> 
         running = Running(context, server, session, ports.port, ports.admin_port)
         try:
             if wait_ready:
-                await running.wait_for(lambda: context.lifecycle.ready)
+                await running.wait_for(lambda: context.lifecycle.ready, seconds=120)
             yield running
         finally:
             await server.stop()
