@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
+from pathlib import Path
 
+import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 from tests.chart.conftest import CHART, ROOT, Helm
@@ -121,3 +125,20 @@ def test_dashboards_are_whole_and_found_by_grafana(helm: Helm) -> None:
         board = json.loads(text)
         places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in board["panels"]]
         assert len(places) == len(set(places))
+
+
+def test_prometheus_understands_every_query(tmp_path: Path) -> None:
+    """Alerts as they are, and each panel's query as if it were a recording rule."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
+    panels = [query for where, query in list_queries() if ".json:" in where]
+    plain = [query.replace("$namespace", ".*").replace("$pool", ".*") for query in panels]
+    rules = [{"record": f"panel_{number}", "expr": query} for number, query in enumerate(plain)]
+    recorded = tmp_path / "panels.yaml"
+    recorded.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}), encoding="utf-8")
+    for path in (CHART / "files" / "alerts.yaml", recorded):
+        done = subprocess.run(
+            [promtool, "check", "rules", str(path)], check=False, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
