@@ -8,4 +8,6 @@
     outliers    which replicas fail, judged over clients
     hedge       a second try for a late cold request
     pair        what to do when one leg of a prefill/decode pair fails
+
+Everything takes `now` and returns a record with a reason; sockets, timers and the requests themselves live elsewhere.
 """
