@@ -289,6 +289,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies the number of requests")
     parser.add_argument("--only", action="append", help="systems to measure; default all")
+    parser.add_argument("--loads", default="", help="measure only loads whose name contains this")
     parser.add_argument(
         "--peers", type=Path, default=Path("build/bench-peers"), help="environment of the peers"
     )

@@ -139,7 +139,17 @@ async def run(load: Load) -> Result:
         )  # type: ignore[misc]
     await asyncio.gather(*(event.wait() for event in events))
     result.seconds = time.perf_counter() - began
+    result.latencies = thin(result.latencies)
+    result.first_bytes = thin(result.first_bytes)
     return result
+
+
+def thin(values: list[float], num_points: int = 1000) -> list[float]:
+    """Quantiles that stand for a long list."""
+    ordered = sorted(values)
+    if len(ordered) <= num_points:
+        return ordered
+    return [ordered[position * (len(ordered) - 1) // (num_points - 1)] for position in range(num_points)]
 
 
 if __name__ == "__main__":

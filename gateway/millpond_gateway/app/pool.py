@@ -42,6 +42,7 @@ from millpond_gateway.routing.settings import RoutingSettings
 from millpond_gateway.world.records import PoolView as PoolSpec
 
 _DEFAULT_OUTPUT_TOKENS = 256
+_MAX_SCOPES = 4096
 _NO_OUTLIERS = OutlierVerdict(frozenset(), frozenset(), frozenset(), capped=False)
 
 
@@ -75,11 +76,13 @@ class PoolState:
         self._pumping = False
         self._capacity: int | None = None
         """Tokens of the largest request that some ready replica takes; None while unknown."""
+        self._scopes: dict[tuple[str, str], KeyScope] = {}
         self.set_spec(spec)
 
     def set_spec(self, spec: PoolSpec) -> None:
         """Follow a changed pool; what is open, held or learned stays."""
         self.spec = spec
+        self._scopes.clear()
         self.router.set_settings(make_routing_settings(spec))
         self._flow = msgspec.structs.replace(self._flow, cold_start_hold_seconds=spec.cold_start_hold_seconds)
         tenants = [
@@ -245,12 +248,7 @@ class PoolState:
     def make_request(self, call: Call, adapter: str) -> RequestView:
         """The request as routing sees it."""
         body, tenant = call.body, call.caller.tenant
-        scope = KeyScope(
-            model=self.spec.model,
-            block_tokens=self.spec.block_tokens,
-            adapter=adapter,
-            namespace=f"{tenant}/{body.cache_salt}" if body.cache_salt else tenant,
-        )
+        scope = self._find_scope(adapter, f"{tenant}/{body.cache_salt}" if body.cache_salt else tenant)
         limit = body.max_output_tokens
         expected = _DEFAULT_OUTPUT_TOKENS if limit is None else min(limit, _DEFAULT_OUTPUT_TOKENS)
         return RequestView(
@@ -265,6 +263,20 @@ class PoolState:
             session=xxhash.xxh3_64_intdigest(call.session) if call.session else None,
             adapter=adapter,
         )
+
+    def _find_scope(self, adapter: str, namespace: str) -> KeyScope:
+        scope = self._scopes.get((adapter, namespace))
+        if scope is None:
+            if len(self._scopes) >= _MAX_SCOPES:
+                self._scopes.clear()  # salts are the clients' to choose
+            scope = KeyScope(
+                model=self.spec.model,
+                block_tokens=self.spec.block_tokens,
+                adapter=adapter,
+                namespace=namespace,
+            )
+            self._scopes[adapter, namespace] = scope
+        return scope
 
     def _fit(self, prompt: PromptKeys) -> PromptKeys:
         """A prompt that seems too long for every replica goes to the largest, which knows and says so exactly."""
@@ -303,7 +315,7 @@ class PoolState:
 
 def make_routing_settings(spec: PoolSpec) -> RoutingSettings:
     """How the pool routes."""
-    return RoutingSettings(policy=spec.policy, price_of_recompute=spec.price_of_recompute)
+    return RoutingSettings(policy=spec.policy, price_of_recompute=spec.price_of_recompute, model=spec.model)
 
 
 def compute_capacity(view: EndpointView) -> int | None:

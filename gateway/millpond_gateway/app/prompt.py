@@ -16,8 +16,6 @@ from millpond_gateway.proxy.body import ParsedBody
 from millpond_gateway.routing.keys import make_text_keys, make_token_keys
 from millpond_gateway.routing.records import PromptKeys
 
-MAX_TEXT_BYTES: Final = 512 * 1024
-"""Of one prompt that is keyed: what follows is too far back to be cached apart, and keys cost time on the loop."""
 _IDS: Final = msgspec.json.Decoder(list[int])
 _DIGITS: Final = b"0123456789"
 
@@ -30,9 +28,4 @@ def make_prompt_keys(body: ParsedBody, scope: KeyScope, bytes_per_token: float) 
             return make_token_keys(scope, _IDS.decode(prompt))
         except (msgspec.MsgspecError, OverflowError):
             pass  # not token ids after all; the engine will say what is wrong with them
-    keys = make_text_keys(
-        scope, prompt[:MAX_TEXT_BYTES], template=body.template, bytes_per_token=bytes_per_token
-    )
-    if len(prompt) <= MAX_TEXT_BYTES:
-        return keys
-    return msgspec.structs.replace(keys, num_tokens=round(len(prompt) / bytes_per_token))
+    return make_text_keys(scope, prompt, template=body.template, bytes_per_token=bytes_per_token)

@@ -36,6 +36,7 @@ class ClientConnection(asyncio.Protocol):
         "_relay",
         "_since",
         "_transport",
+        "address",
     )
 
     def __init__(self, relay: Relay) -> None:
@@ -49,6 +50,8 @@ class ClientConnection(asyncio.Protocol):
         self._lingering = False
         self._paused_at: float | None = None
         self._since = relay.now()
+        self.address = ""
+        """Where the client connected from."""
 
     @property
     def busy(self) -> bool:
@@ -63,6 +66,8 @@ class ClientConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
         self._transport = transport
+        peer = transport.get_extra_info("peername")
+        self.address = peer[0] if peer else ""
         transport.set_write_buffer_limits(high=self._relay.settings.write_buffer_bytes)
         if not self._relay.on_client(self):
             self._refuse(

@@ -88,7 +88,7 @@ def make_engine_head(
         parts.append(b"%b: %b\r\n" % (_TENANT, tenant))
     if deadline_milliseconds is not None:
         parts.append(b"%b: %d\r\n" % (_DEADLINE, deadline_milliseconds))
-    named = find_connection_options(head.headers)
+    named = find_connection_options(head.headers) if b"connection" in head.index else ()
     for name, value in head.headers:
         if name in DROPPED_FROM_REQUEST or name in named or (drop_authorization and name == b"authorization"):
             continue

@@ -27,6 +27,8 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
     """Target without query."""
     target: bytes
     headers: list[Header]
+    index: dict[bytes, bytes]
+    """First value by name."""
     http_1_1: bool
     keep_alive: bool
     content_length: int | None
@@ -35,10 +37,7 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
 
     def find(self, name: bytes) -> bytes | None:
         """First value of a header, by its name in lower case."""
-        for key, value in self.headers:
-            if key == name:
-                return value
-        return None
+        return self.index.get(name)
 
 
 class RequestReader:
@@ -150,7 +149,8 @@ class RequestReader:
     def on_headers_complete(self) -> None:
         if self.complete:
             return
-        if sum(len(name) + len(value) for name, value in self._fields) > self._limits.max_head_bytes:
+        limit = self._limits.max_head_bytes
+        if self._head_bytes > limit and sum(len(name) + len(value) for name, value in self._fields) > limit:
             raise _refuse("the request head is too large", ErrorCode.HEAD_TOO_LARGE)
         version = self._parser.get_http_version()
         self.head = make_head(
@@ -192,10 +192,10 @@ def make_head(
         raise _refuse(f"HTTP/{version} is not served here")
     known: dict[bytes, bytes] = {}
     for name, value in fields:
-        if name in _SINGLETONS:
-            if name in known:
-                raise _refuse(f"more than one {name.decode()} header")
+        if name not in known:
             known[name] = value
+        elif name in _SINGLETONS:
+            raise _refuse(f"more than one {name.decode()} header")
     if version == "1.1" and b"host" not in known:
         raise _refuse("the Host header is missing")
     length = known.get(b"content-length")
@@ -215,6 +215,7 @@ def make_head(
         path=path.partition(b"?")[0],
         target=path,
         headers=fields,
+        index=known,
         http_1_1=version == "1.1",
         keep_alive=keep_alive and version == "1.1",
         content_length=int(length) if length is not None else None,

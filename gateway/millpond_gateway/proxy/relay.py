@@ -147,11 +147,10 @@ class Relay:
             without_body=head.method == b"HEAD",
         )
         parsed = parse_body(body) if head.path in FORWARDED else _NO_BODY
-        peer = transport.get_extra_info("peername")
         self._counter += 1
         call = Call(
             id=f"{self._counter:x}",
-            client=peer[0] if peer else "",
+            client=client.address,
             request_id=request_id.decode("latin-1"),
             path=head.path.decode("latin-1"),
             caller=caller,
