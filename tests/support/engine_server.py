@@ -51,6 +51,7 @@ class Setup:
     before_load: Callable[[], None] | None = None
     make_runner: MakeRunner | None = None
     """Another runner than the fake one."""
+    overlap: bool | None = None
     config: EngineConfig | None = None
     """The whole configuration, instead of the one made of the fields above."""
     default_output_tokens: int | None = None
@@ -208,6 +209,7 @@ async def run_engine(setup: Setup | None = None, *, wait_ready: bool = True) -> 
         allow_request_template=setup.allow_request_template,
         model_root="fake",
         events=events,
+        overlap=setup.overlap,
     )
     server = Server(context, Ports("127.0.0.1", 0, "127.0.0.1", 0))
     ports = await server.start()

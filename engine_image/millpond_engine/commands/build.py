@@ -40,6 +40,7 @@ def make_context(
     allow_request_template: bool = False,
     model_root: str = "",
     events: PublisherSettings | None = None,
+    overlap: bool | None = None,
 ) -> ServerContext:
     """Everything of one engine, not started; call it inside the event loop that will serve."""
     limits = limits or ServerLimits()
@@ -52,7 +53,7 @@ def make_context(
     holder: list[EngineThread] = []
 
     def load() -> Engine:
-        return _load_engine(config, make_runner, holder[0])
+        return _load_engine(config, make_runner, holder[0], overlap=overlap)
 
     thread = EngineThread(load, recorder, settings=settings, events=publisher)
     holder.append(thread)
@@ -90,7 +91,10 @@ def _make_publisher(config: EngineConfig, settings: PublisherSettings, epoch: st
     return publisher
 
 
-def _load_engine(config: EngineConfig, make_runner: MakeRunner, thread: EngineThread) -> Engine:
+def _load_engine(
+    config: EngineConfig, make_runner: MakeRunner, thread: EngineThread, *, overlap: bool | None
+) -> Engine:
+    """Load the runner and join it to a new scheduler; steps overlap where a device works beside the CPU."""
     shown = -10
 
     def report(done: int, total: int) -> None:
@@ -115,4 +119,6 @@ def _load_engine(config: EngineConfig, make_runner: MakeRunner, thread: EngineTh
         max_model_tokens=info.max_model_tokens,
         limited_by=info.limited_by,
     )
-    return Engine(Scheduler(settings, make_capacity(info)), runner, overlap=info.device.startswith("cuda"))
+    if overlap is None:
+        overlap = info.device.startswith("cuda")
+    return Engine(Scheduler(settings, make_capacity(info)), runner, overlap=overlap)

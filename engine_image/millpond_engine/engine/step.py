@@ -101,6 +101,9 @@ class Engine:
 
         Returns None when overlap has only filled the pipe.
         """
+        if self._flight is not None and self._flight.failure is not None:
+            lost, self._flight = self._flight, None  # nothing may be planned on tokens that never came
+            return self._finish(lost)
         flight = self._launch() if self.scheduler.has_work() else None
         if not self._overlap:
             return self._finish(flight) if flight else None
