@@ -231,6 +231,7 @@ class EngineThread:
         if counts.num_running:
             return False
         self.engine.scheduler.reset_prefix_cache()
+        self._publish_events((CacheCleared(),))  # the scheduler's own report waits for the next step
         return True
 
     # -- the thread
