@@ -113,6 +113,11 @@ class World:
         own = [e for e in events if e["involvedObject"]["kind"] == "InferencePool"]
         return [event for event in own if reason is None or event["reason"] == reason]
 
+    def wait_event(self, name: str, reason: str) -> Manifest:
+        """Wait for the one event with a reason; it is posted after the status."""
+        (event,) = wait_for(f"event {reason} of {name}", lambda: self.list_events(name, reason))
+        return dict(event)
+
     def fetch_table(self, name: str) -> Manifest:
         """A pool as kubectl shows it."""
         path = f"/apis/millpond.dev/v1alpha1/namespaces/{self.namespace}/inferencepools/{name}"

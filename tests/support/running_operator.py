@@ -33,7 +33,7 @@ def make_settings(
     )
     return OperatorSettings(
         plan=PlanSettings(build=build, moving_recheck_seconds=0.5, settled_recheck_seconds=5.0),
-        lease=LeaseSettings(namespace=namespace, duration=3.0, deadline=2.0, period=0.3),
+        lease=LeaseSettings(namespace=namespace, duration=6.0, deadline=4.0, period=0.5),
         identity=identity,
         namespaces=(namespace,),
         listen_host="127.0.0.1",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import platform
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import kopf
 from lightkube.config.kubeconfig import SingleConfig

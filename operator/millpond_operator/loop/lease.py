@@ -64,6 +64,7 @@ class LeaseKeeper:
             NotLeaderError: the Lease is another's, or was not renewed in time.
         """
         if not self.is_leader:
+            self.gained.clear()
             raise NotLeaderError(
                 f"{self.identity} does not hold the Lease {self._settings.name}: nothing is written"
             )

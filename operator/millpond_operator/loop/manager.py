@@ -20,6 +20,8 @@ FIRST_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 60.0
 MAX_QUIET_SECONDS = 30.0
 """Longest time between two looks at a pool that is not settled and about which nothing happens."""
+NOT_LEADER_SECONDS = 0.5
+"""Pause after a write that the Lease forbade; the task then waits until this instance leads again."""
 MAX_IMMEDIATE_ROUNDS = 3
 """Rounds that follow at once on a round with writes; more in a row are slowed down like errors."""
 
@@ -62,8 +64,7 @@ class PoolTask:
                 metrics.reconciles.labels("Done").inc()
             except NotLeaderError:
                 metrics.reconciles.labels("NotLeader").inc()
-                self._dirty.set()
-                return 0.0
+                return NOT_LEADER_SECONDS
             except KubeError as error:
                 metrics.reconciles.labels("Error").inc()
                 return self._back_off(error)

@@ -1,0 +1,77 @@
+"""Deleted pools drain, then everything goes; nothing waits for ever."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.kube import wait_for
+from tests.support.kubelet import Behaviour
+from tests.support.operator_world import World
+
+from millpond_common.contract import labels
+
+pytestmark = pytest.mark.cluster
+
+
+def test_a_deleted_pool_drains_before_it_goes(world: World) -> None:
+    world.create("leaves", replicas=2)
+    world.wait_ready("leaves")
+    world.behaviours["leaves"] = lambda _pod: Behaviour(drain_seconds=1.5)
+    world.delete("leaves")
+    condition = world.wait_reason("leaves", "Draining", seconds=5)
+    assert "2 replicas still to leave" in condition["message"] or "replica" in condition["message"]
+    assert all(
+        p["metadata"]["labels"].get(labels.CORDONED) == "true"
+        for p in world.list_pods("leaves", leaving=True)
+    )
+    wait_for("the pool is gone", lambda: not world.exists("leaves"))
+    assert world.list_pods("leaves", leaving=True) == []
+    wait_for(
+        "the garbage collector took the children", lambda: not world.list_workloads("leaves"), seconds=20
+    )
+
+
+def test_op_009_deletion_while_no_operator_runs(own_world: World) -> None:
+    world = own_world
+    first = world.start_operator()
+    world.create("orphan", replicas=1)
+    world.create("escaped", replicas=1)
+    world.wait_ready("orphan")
+    world.wait_ready("escaped")
+    first.stop()
+    world.delete("orphan")
+    world.delete("escaped")
+    assert world.exists("orphan"), "without an operator the drain has not happened"
+    world.patch("escaped", {"metadata": {"finalizers": None}})
+    wait_for("the documented escape works", lambda: not world.exists("escaped"))
+    world.start_operator()
+    wait_for("the deletion completes", lambda: not world.exists("orphan"), seconds=20)
+
+
+def test_op_009_a_namespace_with_a_pool_can_be_deleted(own_world: World) -> None:
+    world = own_world
+    world.start_operator()
+    world.create("inside", replicas=1)
+    world.wait_ready("inside")
+    world.kube.core.delete_namespace(world.namespace)
+    wait_for("the pool is gone", lambda: not world.exists("inside"), seconds=30)
+
+
+def test_the_gateway_goes_with_the_last_pool(own_world: World) -> None:
+    world = own_world
+    world.start_operator()
+    for name in ("one", "two"):
+        world.create(name, replicas=1)
+    world.wait_ready("one")
+    world.wait_ready("two")
+    world.delete("one")
+    wait_for("the first pool is gone", lambda: not world.exists("one"))
+    world.operator.mark("two")
+    world.wait_ready("two")
+    assert world.kube.exists("apps/v1", "Deployment", "millpond-gateway")
+    world.delete("two")
+    wait_for("the second pool is gone", lambda: not world.exists("two"))
+    wait_for(
+        "so is the gateway",
+        lambda: not world.kube.exists("apps/v1", "Deployment", "millpond-gateway"),
+        seconds=20,
+    )

@@ -1,0 +1,152 @@
+"""Several instances, restarts, crashes, upgrades, strangers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+import yaml
+from tests.support.kube import wait_for
+from tests.support.operator_world import World
+from tests.support.running_operator import RunningOperator
+
+from millpond_common.contract import labels
+from millpond_operator.errors import UnreachableError
+
+pytestmark = pytest.mark.cluster
+
+WRITES = ("apply", "create", "patch", "delete", "update")
+
+
+def test_op_064_one_instance_acts_and_the_other_takes_over(own_world: World) -> None:
+    world = own_world
+    first = world.start_operator(identity="first")
+    world.create("led", replicas=1)
+    world.wait_ready("led")
+    second = world.start_operator(identity="second")
+    assert first.operator is not None
+    assert second.operator is not None
+    wait_for("the second has its lists", second.operator.resync.synced.is_set)
+    for _ in range(10):
+        second.mark("led")
+    assert not second.operator.lease.is_leader
+    calls = Counter(verb for verb, _ in world.count_calls().elements())
+    assert sum(calls[verb] for verb in WRITES) == 0, "the waiting instance wrote"
+    assert second.operator.lease.holder == "first"
+    first.stop()
+    wait_for(
+        "the second leads",
+        lambda: second.operator is not None and second.operator.lease.is_leader,
+        seconds=10,
+    )
+    world.patch("led", {"spec": {"replicas": 2}})
+    assert world.wait_ready("led")["status"]["readyReplicas"] == 2
+
+
+class Killed:
+    """Lets each pool's first n writes through, and no further one: what a killed process leaves behind."""
+
+    def __init__(self, running: RunningOperator, limits: dict[str, int]) -> None:
+        assert running.operator is not None
+        self._send = running.operator.kube._send
+        self.limits = limits
+        self.done: Counter[str] = Counter()
+        running.operator.kube._send = self.send  # type: ignore[method-assign]
+
+    async def send(self, verb: str, kind: Any, method: str, path: str, **rest: Any) -> Any:
+        about = path + (str(rest["content"]) if kind.name == "Event" else "")
+        pool = next((name for name in self.limits if f"/{name}" in about or f'"{name}"' in about), None)
+        if verb in WRITES and pool is not None and kind.name != "Lease":
+            if self.done[pool] >= self.limits[pool]:
+                await asyncio.sleep(0)
+                raise UnreachableError("this process was killed")
+            self.done[pool] += 1
+        return await self._send(verb, kind, method, path, **rest)
+
+
+def test_op_016_an_operator_killed_behind_each_single_write(own_world: World) -> None:
+    """Pool crash-n lost its operator after n writes; its successor brings every one of them to the same end."""
+    world = own_world
+    first = world.start_operator()
+    limits = {f"crash-{number:02}": number for number in range(16)}
+    killed = Killed(first, limits)
+    for name in limits:
+        world.create(name, replicas=2)
+    wait_for(
+        "every pool has used its writes", lambda: all(killed.done[n] == limits[n] for n in list(limits)[:12])
+    )
+    first.stop()
+    world.start_operator()
+    for name in limits:
+        status = world.wait_ready(name, seconds=60)["status"]
+        assert status["readyReplicas"] == status["replicas"] == 2
+        (deployment,) = world.list_workloads(name)
+        assert deployment["metadata"]["name"] == f"{name}-{status['revision']}"
+    made = world.kube.list("v1", "Service", label_selector=labels.POOL)
+    assert sorted(s["metadata"]["name"] for s in made) == sorted(f"{name}-engines" for name in limits)
+
+
+def test_op_019_an_upgraded_operator_restarts_no_engine(own_world: World) -> None:
+    world = own_world
+    old = world.start_operator(engine_image="engine:1")
+    world.create("steady", replicas=2)
+    world.wait_ready("steady")
+    pods = {pod["metadata"]["uid"] for pod in world.list_pods("steady")}
+    old.stop()
+    new = world.start_operator(engine_image="engine:2")
+    assert new.operator is not None
+    wait_for("the new one leads", lambda: new.operator is not None and new.operator.lease.is_leader)
+    for _ in range(20):
+        new.mark("steady")
+    new.resync()
+    world.wait_ready("steady")
+    assert {pod["metadata"]["uid"] for pod in world.list_pods("steady")} == pods
+    world.patch("steady", {"spec": {"engine": {"maxModelTokens": 4096}}})
+    world.wait_ready("steady")
+    assert {p["spec"]["containers"][0]["image"] for p in world.list_pods("steady")} == {"engine:2"}
+
+
+PEERING_CRD = """
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: kopfpeerings.kopf.dev}
+spec:
+  group: kopf.dev
+  scope: Namespaced
+  names: {kind: KopfPeering, plural: kopfpeerings, singular: kopfpeering}
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+"""
+
+
+def test_op_013_a_strangers_peering_does_not_pause_us(own_world: World) -> None:
+    world = own_world
+    crd = yaml.safe_load(PEERING_CRD)
+    world.kube.apply(crd)
+    try:
+        peering = {
+            "apiVersion": "kopf.dev/v1", "kind": "KopfPeering", "metadata": {"name": "default"},
+            "status": {"stranger": {"priority": 100, "lifetime": 3600, "lastseen": "2099-01-01T00:00:00+00:00"}},
+        }  # fmt: skip
+        wait_for("the kind is served", lambda: _try_create(world, peering))
+        world.start_operator()
+        world.create("unpaused", replicas=1)
+        world.wait_ready("unpaused")
+    finally:
+        world.kube.delete("apiextensions.k8s.io/v1", "CustomResourceDefinition", "kopfpeerings.kopf.dev")
+
+
+def _try_create(world: World, manifest: dict[str, Any]) -> bool:
+    from kubernetes.client.exceptions import ApiException
+    from kubernetes.dynamic.exceptions import ResourceNotFoundError
+
+    try:
+        world.kube.create(manifest)
+    except (ApiException, ResourceNotFoundError):
+        return False
+    return True

@@ -1,0 +1,206 @@
+"""From a pool to running replicas, and who owns which field."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.kube import wait_for
+from tests.support.operator_world import POOL_API, World
+
+from millpond_common.contract import labels
+
+pytestmark = pytest.mark.cluster
+
+
+def test_a_pool_becomes_ready_with_everything_it_needs(world: World) -> None:
+    world.create("plain", replicas=2)
+    status = world.wait_ready("plain")["status"]
+    assert (
+        status["readyReplicas"]
+        == status["updatedReplicas"]
+        == status["desiredReplicas"]
+        == status["replicas"]
+        == 2
+    )
+    assert status["endpoint"] == f"http://millpond-gateway.{world.namespace}.svc.cluster.local/v1"
+    assert status["modelName"] == "plain"
+    pods = world.kube.list("v1", "Pod", label_selector=status["selector"])
+    assert len(pods) == 2
+    asked = set(world.gateway.probes)
+    assert {pod["metadata"]["uid"] for pod in pods} <= asked, "Ready without a real request to each replica"
+    (deployment,) = world.list_workloads("plain")
+    assert deployment["metadata"]["name"] == f"plain-{status['revision']}"
+    owner = deployment["metadata"]["ownerReferences"][0]
+    assert (owner["kind"], owner["controller"]) == ("InferencePool", True)
+    assert world.kube.exists("apps/v1", "Deployment", "millpond-gateway")
+
+
+def test_op_001_a_scaler_through_the_scale_subresource_is_never_fought(world: World) -> None:
+    world.create("scaled", replicas=1)
+    world.wait_ready("scaled")
+    scale = world.kube.resource(*POOL_API).subresources["scale"]
+    body = {"spec": {"replicas": 4}}
+    scale.patch(
+        name="scaled", namespace=world.namespace, body=body, content_type="application/merge-patch+json"
+    )
+    world.wait_ready("scaled")
+    (before,) = world.list_workloads("scaled")
+    for _ in range(100):
+        world.operator.mark("scaled")
+    world.operator.resync()
+    world.wait_ready("scaled")
+    (after,) = world.list_workloads("scaled")
+    assert world.get("scaled")["spec"]["replicas"] == 4
+    assert after["spec"]["replicas"] == 4
+    assert after["metadata"]["generation"] == before["metadata"]["generation"]
+    managers = world.get("scaled")["metadata"]["managedFields"]
+    ours = [m for m in managers if m["manager"].startswith(labels.MANAGER)]
+    assert not [m for m in ours if "f:spec" in m["fieldsV1"]], "the operator owns a field of the spec"
+
+
+def test_op_002_idle_resyncs_change_and_write_nothing(world: World) -> None:
+    world.create("idle", replicas=1)
+    world.wait_ready("idle")
+
+    def read() -> tuple[object, ...]:
+        kinds = [
+            ("apps/v1", "Deployment"),
+            ("v1", "Service"),
+            ("v1", "ConfigMap"),
+            ("policy/v1", "PodDisruptionBudget"),
+        ]
+        versions = [
+            o["metadata"]["resourceVersion"]
+            for k in kinds
+            for o in world.kube.list(*k, label_selector=f"{labels.POOL}=idle")
+        ]
+        (deployment,) = world.list_workloads("idle")
+        return (
+            deployment["metadata"]["generation"],
+            versions,
+            world.get("idle")["metadata"]["resourceVersion"],
+        )
+
+    before, calls = read(), world.count_calls()
+    for _ in range(100):
+        world.operator.mark("idle")
+    for _ in range(3):
+        world.operator.resync()
+    assert read() == before
+    assert _count_writes(world.count_calls() - calls) == 0
+
+
+def _count_writes(calls: object) -> int:
+    assert isinstance(calls, dict)
+    verbs = ("apply", "create", "patch", "delete")
+    return sum(num for (verb, kind), num in calls.items() if verb in verbs and kind not in ("Lease",))
+
+
+def test_op_003_a_change_of_a_child_shows_at_once(world: World) -> None:
+    from tests.support.kubelet import Behaviour
+
+    state = {"ready": None}
+    world.behaviours["follows"] = lambda _pod: Behaviour(ready_after_seconds=state["ready"])
+    world.create("follows", replicas=1)
+    world.wait_reason("follows", "ReplicasNotReady")
+    state["ready"] = 0.0  # type: ignore[assignment]
+    world.wait_ready("follows", seconds=5)
+
+
+def test_op_006_counts_that_change_at_random_end_where_the_spec_says(world: World) -> None:
+    import random
+
+    chance = random.Random(6)
+    world.create("restless", replicas=0)
+    for number in range(50):
+        world.patch("restless", {"spec": {"replicas": 4 if number % 2 else 0}})
+        if chance.random() < 0.2:
+            wait_for("a moment", lambda: True)
+    world.patch("restless", {"spec": {"replicas": 3}})
+    world.wait_ready("restless", seconds=30)
+    assert [d["spec"]["replicas"] for d in world.list_workloads("restless")] == [3]
+    wait_for("only the wanted pods are left", lambda: len(world.list_pods("restless", leaving=True)) == 3)
+
+
+def test_op_008_a_pod_deleted_by_hand_is_replaced(world: World) -> None:
+    world.create("bitten", replicas=2)
+    world.wait_ready("bitten")
+    victim = world.list_pods("bitten")[0]["metadata"]
+    world.kube.delete("v1", "Pod", victim["name"])
+    wait_for(
+        "the pod is gone",
+        lambda: victim["uid"] not in {p["metadata"]["uid"] for p in world.list_pods("bitten")},
+    )
+    status = world.wait_ready("bitten")["status"]
+    assert (status["replicas"], status["readyReplicas"]) == (2, 2)
+
+
+def test_op_017_a_child_scaled_by_hand_is_set_back_once_with_one_event(world: World) -> None:
+    world.create("edited", replicas=1)
+    world.wait_ready("edited")
+    (deployment,) = world.list_workloads("edited")
+    name = deployment["metadata"]["name"]
+    world.kube.resource("apps/v1", "Deployment").patch(
+        name=name, namespace=world.namespace, body={"spec": {"replicas": 3}},
+        content_type="application/merge-patch+json", field_manager="somebody",
+    )  # fmt: skip
+    wait_for("it is set back", lambda: world.list_workloads("edited")[0]["spec"]["replicas"] == 1)
+    world.wait_ready("edited")
+    event = world.wait_event("edited", "Conflict")
+    assert event["count"] == 1
+    assert "somebody" in event["message"]
+    assert "kubectl scale mpool/edited" in event["message"]
+    (after,) = world.list_workloads("edited")
+    assert after["metadata"]["generation"] == deployment["metadata"]["generation"] + 2
+
+
+def test_other_managers_may_own_other_fields(world: World) -> None:
+    world.create("shared", replicas=1)
+    world.wait_ready("shared")
+    (deployment,) = world.list_workloads("shared")
+    name = deployment["metadata"]["name"]
+    theirs = {
+        "apiVersion": "apps/v1", "kind": "Deployment",
+        "metadata": {"name": name, "annotations": {"team": "search"}, "labels": {"cost": "42"}},
+    }  # fmt: skip
+    # The API server counts changed annotations of a Deployment as a generation, so the number to keep is this one.
+    generation = world.kube.apply(theirs, manager="argo")["metadata"]["generation"]
+    assert generation == deployment["metadata"]["generation"] + 1
+    for _ in range(20):
+        world.operator.mark("shared")
+    world.operator.resync()
+    (after,) = world.list_workloads("shared")
+    assert after["metadata"]["annotations"]["team"] == "search"
+    assert after["metadata"]["generation"] == generation
+
+
+def test_a_deleted_child_comes_back(world: World) -> None:
+    world.create("robbed", replicas=1)
+    world.wait_ready("robbed")
+    world.kube.delete("v1", "Service", "robbed-engines")
+    wait_for("the Service is back", lambda: world.kube.exists("v1", "Service", "robbed-engines"))
+
+
+def test_adoption_is_refused_until_the_name_is_free(world: World) -> None:
+    foreign = {
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": "taken-engines"},
+        "spec": {"ports": [{"port": 1234}], "selector": {"app": "theirs"}},
+    }  # fmt: skip
+    world.kube.create(foreign)
+    world.create("taken", replicas=1)
+    condition = world.wait_reason("taken", "ChildNotOurs")
+    assert "Service taken-engines" in condition["message"]
+    kept = world.kube.get("v1", "Service", "taken-engines")
+    assert kept["spec"]["ports"][0]["port"] == 1234
+    assert not kept["metadata"].get("ownerReferences")
+    world.kube.delete("v1", "Service", "taken-engines")
+    world.operator.resync()
+    world.wait_ready("taken")
+
+
+def test_op_029_marks_in_a_burst_make_nothing_twice(world: World) -> None:
+    world.create("burst", replicas=2)
+    for _ in range(50):
+        world.operator.mark("burst")
+    world.wait_ready("burst")
+    assert len(world.list_workloads("burst")) == 1
+    assert len(world.list_pods("burst", leaving=True)) == 2

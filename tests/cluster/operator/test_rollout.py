@@ -1,0 +1,139 @@
+"""Rollouts and scale-downs on the real control plane: controllers choose pods, the operator chooses counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.support.kube import wait_for
+from tests.support.kubelet import Behaviour
+from tests.support.operator_world import World
+
+from millpond_common.contract import labels
+
+pytestmark = pytest.mark.cluster
+
+
+def get_revision(pod: dict[str, Any]) -> str:
+    return str(pod["metadata"]["labels"][labels.REVISION])
+
+
+def test_op_023_the_old_replica_stays_until_the_gateway_routes_to_the_new(world: World) -> None:
+    world.create("handover", replicas=1)
+    old = world.wait_ready("handover")["status"]["revision"]
+    (pod,) = world.list_pods("handover")
+    world.gateway.hide_new = True
+    try:
+        world.patch("handover", {"spec": {"engine": {"maxModelTokens": 4096}}})
+        ready = wait_for(
+            "the new replica is ready",
+            lambda: [p for p in world.list_pods("handover") if get_revision(p) != old and is_ready(p)],
+        )
+        for _ in range(20):
+            world.operator.mark("handover")
+        world.operator.resync()
+        assert pod["metadata"]["name"] in {p["metadata"]["name"] for p in world.list_pods("handover")}
+        assert world.get_condition("handover")["reason"] == "RollingOut"
+        assert len(ready) == 1
+    finally:
+        world.gateway.hide_new = False
+    status = world.wait_ready("handover")["status"]
+    assert status["revision"] != old
+    wait_for(
+        "the old revision is gone",
+        lambda: {get_revision(p) for p in world.list_pods("handover", leaving=True)} == {status["revision"]},
+    )
+    assert len(world.list_workloads("handover")) == 1
+
+
+def is_ready(pod: dict[str, Any]) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or []
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+def test_op_021_a_good_image_gets_past_a_bad_one(world: World) -> None:
+    def behave(pod: dict[str, Any]) -> Behaviour:
+        bad = pod["spec"]["containers"][0]["image"] == "engine:bad"
+        return Behaviour(ready_after_seconds=None if bad else 0.0)
+
+    world.behaviours["mended"] = behave
+    world.create("mended", replicas=2, engine={"image": "engine:bad"})
+    world.wait_reason("mended", "ReplicasNotReady")
+    world.patch("mended", {"spec": {"engine": {"image": "engine:good"}}})
+    world.wait_ready("mended")
+    assert {p["spec"]["containers"][0]["image"] for p in world.list_pods("mended")} == {"engine:good"}
+
+
+def test_a_bad_image_leaves_the_good_replicas_serving(world: World) -> None:
+    def behave(pod: dict[str, Any]) -> Behaviour:
+        bad = pod["spec"]["containers"][0]["image"] == "engine:bad"
+        crash = {"exitCode": 1, "reason": "Error", "message": "ImportError: no module named x"}
+        return Behaviour(ready_after_seconds=None, terminated=crash, restarts=3) if bad else Behaviour()
+
+    world.behaviours["kept"] = behave
+    world.create("kept", replicas=2, engine={"image": "engine:good"})
+    world.wait_ready("kept")
+    world.patch("kept", {"spec": {"engine": {"image": "engine:bad"}}})
+    condition = world.wait_reason("kept", "CrashLoop")
+    assert "ImportError" in condition["message"]
+    good = [p for p in world.list_pods("kept") if p["spec"]["containers"][0]["image"] == "engine:good"]
+    assert len(good) == 2
+    assert world.get("kept")["status"]["readyReplicas"] == 2
+    world.patch("kept", {"spec": {"engine": {"image": "engine:good"}}})
+    world.wait_ready("kept")
+    assert {p["metadata"]["uid"] for p in world.list_pods("kept")} == {p["metadata"]["uid"] for p in good}, (
+        "nothing restarted"
+    )
+
+
+def test_op_032_the_spec_of_the_revision_before_can_be_read_back(world: World) -> None:
+    import json
+
+    world.create("history", replicas=1, engine={"maxModelTokens": 2048})
+    first = world.wait_ready("history")["status"]["revision"]
+    world.patch("history", {"spec": {"engine": {"maxModelTokens": 4096}}})
+    assert world.wait_ready("history")["status"]["revision"] != first
+    record = world.kube.get("v1", "ConfigMap", f"history-{first}")
+    world.patch("history", json.loads(record["data"]["spec.json"]))
+    assert world.wait_ready("history")["status"]["revision"] == first
+
+
+def test_a_scale_down_cordons_the_least_valuable_replica_first(world: World) -> None:
+    world.create("victims", replicas=3)
+    world.wait_ready("victims")
+    names = sorted(pod["metadata"]["name"] for pod in world.list_pods("victims"))
+    for value, name in enumerate(names):
+        world.gateway.unique_cached_tokens[name] = 1000 * (value + 1)
+    world.behaviours["victims"] = lambda _pod: Behaviour(drain_seconds=6.0)
+    world.gateway.open_requests[names[0]] = 5
+    world.patch("victims", {"spec": {"replicas": 2}})
+    leaving = wait_for(
+        "one replica leaves",
+        lambda: [
+            p for p in world.list_pods("victims", leaving=True) if p["metadata"].get("deletionTimestamp")
+        ],
+    )
+    assert [pod["metadata"]["name"] for pod in leaving] == [names[0]]
+    assert leaving[0]["metadata"]["labels"][labels.CORDONED] == "true"
+    draining = wait_for("status names it", lambda: world.get("victims")["status"].get("draining"))
+    assert (draining[0]["replica"], draining[0]["numRequests"]) == (names[0], 5)
+    status = world.wait_ready("victims")["status"]
+    assert status["readyReplicas"] == 2
+
+
+def test_an_edited_template_of_a_child_is_put_back(world: World) -> None:
+    world.create("templated", replicas=1)
+    world.wait_ready("templated")
+    (deployment,) = world.list_workloads("templated")
+    image = {"spec": {"template": {"spec": {"containers": [{"name": "engine", "image": "intruder:1"}]}}}}
+    world.kube.resource("apps/v1", "Deployment").patch(
+        name=deployment["metadata"]["name"], namespace=world.namespace, body=image,
+        content_type="application/strategic-merge-patch+json",
+    )  # fmt: skip
+
+    def is_back() -> bool:
+        (live,) = world.list_workloads("templated")
+        return bool(live["spec"]["template"]["spec"]["containers"][0]["image"] == "millpond-engine:test")
+
+    wait_for("the image is put back", is_back)
+    world.wait_ready("templated")

@@ -1,0 +1,160 @@
+"""Status that never claims more than is true, and names what is wrong."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from tests.support.kube import wait_for
+from tests.support.kubelet import Behaviour
+from tests.support.operator_world import World
+
+pytestmark = pytest.mark.cluster
+
+
+def test_op_004_a_missing_secret_is_named_and_the_pool_goes_on_by_itself(world: World) -> None:
+    model = {"source": "hf://owner/repo", "secretRef": {"name": "hf-token"}}
+    world.create("secretive", replicas=1, model=model)
+    condition = world.wait_reason("secretive", "SecretNotFound")
+    assert "hf-token" in condition["message"]
+    world.kube.create(
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": "hf-token"},
+            "stringData": {"HF_TOKEN": "x"},
+        }
+    )
+    world.wait_ready("secretive", seconds=25)
+
+
+def test_op_042_a_misspelt_source_is_named_from_the_container(world: World) -> None:
+    told = '{"reason": "ModelFetchFailed", "message": "hf://owner/misspelt: the hub answers 404"}'
+    failed = Behaviour(init_terminated={"exitCode": 1, "reason": "Error", "message": told}, restarts=2)
+    world.behaviours["misspelt"] = lambda _pod: failed
+    started = time.monotonic()
+    world.create("misspelt", replicas=1, model={"source": "hf://owner/misspelt"})
+    condition = world.wait_reason("misspelt", "ModelFetchFailed")
+    assert time.monotonic() - started < 60
+    assert condition["status"] == "False"
+    assert "hf://owner/misspelt: the hub answers 404" in condition["message"]
+    assert world.get_condition("misspelt", "ModelAvailable")["reason"] == "ModelFetchFailed"
+    event = world.wait_event("misspelt", "ModelFetchFailed")
+    assert event["type"] == "Warning"
+
+
+def test_op_043_ready_turns_false_when_a_replica_breaks_later(world: World) -> None:
+    broken: list[bool] = []
+
+    def behave(_pod: object) -> Behaviour:
+        if not broken:
+            return Behaviour()
+        return Behaviour(
+            ready_after_seconds=None,
+            waiting={"reason": "CrashLoopBackOff", "message": "back-off"},
+            terminated={
+                "exitCode": 1,
+                "reason": "Error",
+                "message": "RuntimeError: CUDA error: out of memory",
+            },
+            restarts=5,
+        )
+
+    world.behaviours["breaks"] = behave
+    world.create("breaks", replicas=1)
+    world.wait_ready("breaks")
+    broken.append(True)
+    condition = world.wait_reason("breaks", "CrashLoop")
+    assert condition["status"] == "False"
+    assert "CUDA error: out of memory" in condition["message"]
+
+
+def test_op_046_no_room_is_said_with_what_is_asked(world: World) -> None:
+    world.behaviours["roomless"] = lambda _pod: Behaviour(schedules=False)
+    world.create("roomless", replicas=1, resources={"limits": {"nvidia.com/gpu": 1, "cpu": "1"}})
+    condition = world.wait_reason("roomless", "Unschedulable")
+    assert "nvidia.com/gpu 1" in condition["message"]
+    assert condition["status"] == "False"
+
+
+def test_op_024_ready_at_a_generation_means_that_generation_runs(world: World) -> None:
+    world.create("waits", replicas=1)
+    world.wait_ready("waits")
+    generation = world.patch("waits", {"spec": {"engine": {"maxModelTokens": 4096}}})["metadata"][
+        "generation"
+    ]
+    pool = world.wait_ready("waits")
+    assert pool["metadata"]["generation"] == generation
+    assert pool["status"]["updatedReplicas"] == pool["status"]["desiredReplicas"]
+    revisions = {p["metadata"]["labels"]["millpond.dev/revision"] for p in world.list_pods("waits")}
+    assert revisions == {pool["status"]["revision"]}
+
+
+def test_a_replica_that_cannot_answer_keeps_the_pool_unready(world: World) -> None:
+    world.gateway.probe_failure = "HTTP 500: no token came"
+    try:
+        world.create("mute", replicas=1)
+        condition = world.wait_reason("mute", "ProbeFailed")
+        assert "no token came" in condition["message"]
+    finally:
+        world.gateway.probe_failure = None
+    world.wait_ready("mute")
+
+
+def test_op_044_a_pool_that_loses_its_replicas_says_so(world: World) -> None:
+    gone: list[bool] = []
+    world.behaviours["drained"] = lambda _pod: Behaviour(schedules=not gone)
+    world.create("drained", replicas=2)
+    world.wait_ready("drained")
+    gone.append(True)
+    for pod in world.list_pods("drained"):
+        world.kube.delete("v1", "Pod", pod["metadata"]["name"])
+    wait_for("Ready is False", lambda: world.get_condition("drained")["status"] == "False")
+    wait_for("no replica is counted", lambda: world.get("drained")["status"]["readyReplicas"] == 0)
+    assert world.get_condition("drained", "ModelAvailable")["status"] != "True"
+
+
+def test_op_113_one_cause_is_one_event(world: World) -> None:
+    crash = Behaviour(
+        ready_after_seconds=None,
+        terminated={"exitCode": 3, "reason": "Error", "message": "boom error"},
+        restarts=1,
+    )
+    world.behaviours["boom"] = lambda _pod: crash
+    world.create("boom", replicas=1)
+    world.wait_event("boom", "CrashLoop")
+    for _ in range(30):
+        world.operator.mark("boom")
+    world.operator.resync()
+    assert len(world.list_events("boom", "CrashLoop")) == 1
+
+
+def test_a_paused_pool_is_left_alone_and_goes_on(world: World) -> None:
+    world.create("paused", replicas=1)
+    world.wait_ready("paused")
+    world.patch(
+        "paused", {"metadata": {"annotations": {"millpond.dev/paused": "true"}}, "spec": {"replicas": 2}}
+    )
+    world.wait_reason("paused", "Paused", kind="Progressing")
+    assert world.list_workloads("paused")[0]["spec"]["replicas"] == 1
+    world.patch("paused", {"metadata": {"annotations": {"millpond.dev/paused": None}}})
+    world.wait_ready("paused")
+    assert world.list_workloads("paused")[0]["spec"]["replicas"] == 2
+
+
+def test_the_wide_table_reads_well(world: World) -> None:
+    world.create("table", replicas=1, model={"source": "file:///models/tiny.gguf", "name": "tiny"})
+    world.wait_ready("table")
+    table = world.fetch_table("table")
+    names = [column["name"] for column in table["columnDefinitions"]]
+    row = dict(zip(names, table["rows"][0]["cells"], strict=True))
+    row.pop("Age")
+    assert row == {
+        "Name": "table",
+        "Model": "tiny",
+        "Desired": 1,
+        "Ready": 1,
+        "Status": "True",
+        "Endpoint": f"http://millpond-gateway.{world.namespace}.svc.cluster.local/v1",
+        "Reason": "Answering",
+    }
