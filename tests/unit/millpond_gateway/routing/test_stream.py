@@ -3,9 +3,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.support.routing import BLOCK, make_tokens, pack_event_batch, token_keys
+from tests.support.routing import BLOCK, make_endpoint, make_tokens, pack_event_batch, token_keys
 
+from millpond_common.contract import kv_events as wire
 from millpond_gateway.routing.held import ReplicaBlocks
+from millpond_gateway.routing.index import PrefixIndex
+from millpond_gateway.routing.kvevents import parse_live_frames
+from millpond_gateway.routing.records import KeyKind, PromptKeys
+from millpond_gateway.routing.settings import RoutingSettings
 from millpond_gateway.routing.stream import Ask, AskKind, EventStream
 
 TOKENS = make_tokens(1, 64 * BLOCK)
@@ -182,3 +187,14 @@ def test_a_tenth_of_events_lost_is_detected_and_healed(lost: set[int]) -> None:
                 stream.replayed(missed, payload(missed), 1.0)
             assert stream.replay_ended() == []
     assert (held(stream), stream.synced) == (30, True)
+
+
+def test_gw_072_a_topic_names_nobody() -> None:
+    """`kv@10.0.0.1@m` has no port and the endpoint has one: the connection says whose stream it is."""
+    index = PrefixIndex(RoutingSettings(model="m"))
+    endpoint = make_endpoint("pod-uid", address="10.0.0.1:8000")
+    stream = index.open_stream(endpoint)
+    frames = [b"kv@10.0.0.1@m", wire.encode_sequence(0), payload(0)]
+    stream.live(*parse_live_frames(frames), 1.0)
+    prompt = PromptKeys(keys=KEYS, tokens_per_key=float(BLOCK), num_tokens=len(TOKENS), kind=KeyKind.TOKENS)
+    assert list(index.predict(prompt, 10.0).replicas) == ["pod-uid"]
