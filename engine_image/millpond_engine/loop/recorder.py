@@ -5,7 +5,14 @@ from __future__ import annotations
 from millpond_common.contract import metrics as m
 from millpond_common.contract.engine_config import SchedulingConfig
 from millpond_common.contract.openai import ErrorCode
-from millpond_engine.core.outputs import BlocksRemoved, CacheCleared, Preempted, PromptOutput, SequenceOutput
+from millpond_engine.core.outputs import (
+    BlocksRemoved,
+    BlocksStored,
+    CacheEvent,
+    Preempted,
+    PromptOutput,
+    SequenceOutput,
+)
 from millpond_engine.core.request import PreemptionMode, Request
 from millpond_engine.engine.costs import StepCosts
 from millpond_engine.engine.step import StepReport
@@ -35,6 +42,7 @@ class Recorder:
         self.bytes_per_block = 0
         self.charged_seconds = 0.0
         self._num_devices = num_devices
+        self._block_tenants: dict[int, str] = {}
         self._costs = StepCosts()
         self._ttft = {c.name: c.ttft_milliseconds / 1000 for c in scheduling.classes if c.ttft_milliseconds}
         self._itl = {c.name: c.itl_milliseconds / 1000 for c in scheduling.classes if c.itl_milliseconds}
@@ -195,11 +203,19 @@ class Recorder:
         if preempted.mode is PreemptionMode.RECOMPUTE:
             self.own.add("recomputed_tokens_total", preempted.lost_tokens, *who, "Preempted")
 
-    def note_eviction(self, event: BlocksRemoved | CacheCleared, tenant: str) -> None:
-        """Book evicted blocks; a cleared cache has no count of its own."""
-        if isinstance(event, BlocksRemoved):
-            label = self.label_tenant(tenant)
-            self.own.add("evicted_blocks_total", len(event.block_ids), label, "device", event.reason)
+    def note_cache_event(self, event: CacheEvent) -> None:
+        """Remember whose a stored block is, and book evicted ones to who computed them."""
+        if isinstance(event, BlocksStored):
+            tenant = self.label_tenant(event.namespace[2]) if len(event.namespace) > 2 else m.OTHER_TENANT
+            self._block_tenants.update(dict.fromkeys(event.block_ids, tenant))
+        elif isinstance(event, BlocksRemoved):
+            for block in event.block_ids:
+                tenant = self._block_tenants.pop(block, m.OTHER_TENANT)
+                self.own.add("evicted_blocks_total", 1, tenant, "device", event.reason)
+        else:
+            for tenant in self._block_tenants.values():
+                self.own.add("evicted_blocks_total", 1, tenant, "device", "Reset")
+            self._block_tenants.clear()
 
     def make_live_labels(self, request: Request) -> tuple[str, str]:
         """Class and tenant labels of a request."""

@@ -18,7 +18,7 @@ from typing import Literal, Protocol, TypeVar
 import structlog
 
 from millpond_common.contract.openai import ErrorCode
-from millpond_engine.core.outputs import BlocksRemoved, CacheCleared, CacheEvent, SequenceOutput
+from millpond_engine.core.outputs import CacheCleared, CacheEvent, SequenceOutput
 from millpond_engine.core.request import FinishReason, Request
 from millpond_engine.engine.speeds import SpeedMeter, StepSample
 from millpond_engine.engine.step import Engine, StepReport
@@ -406,8 +406,7 @@ class EngineThread:
 
     def _publish_events(self, events: tuple[CacheEvent, ...]) -> None:
         for event in events:
-            if isinstance(event, BlocksRemoved):
-                self.recorder.note_eviction(event, "")
+            self.recorder.note_cache_event(event)
         if self._events is not None:
             self._events.publish(events)
 

@@ -67,6 +67,7 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
     """Request id and epoch on every response, streams and errors included."""
     response.headers[headers.REQUEST_ID] = request.get(REQUEST_ID) or get_request_id(request)
     response.headers[headers.EPOCH] = request.app[CONTEXT].epoch
+    response.headers["Server"] = "millpond"
 
 
 @web.middleware

@@ -79,7 +79,7 @@ def _write_samples(
 def _write_histogram(lines: list[str], histogram: HistogramCells, constant: Mapping[str, str]) -> None:
     family = histogram.family
     _write_family(lines, family)
-    bounds = [*(_format(bound) for bound in family.buckets), "+Inf"]
+    bounds = [*(repr(float(bound)) for bound in family.buckets), "+Inf"]
     for labels, cell in list(histogram.values.items()):
         counts = list(cell)
         total = 0.0

@@ -65,7 +65,7 @@ async def read_body(request: web.Request, limits: ServerLimits) -> bytes:
     """The whole body, within its bounds of size and time.
 
     Raises:
-        RequestError: 400 other content type, 408 too slow, 413 too large.
+        RequestError: 400 other content type, 408 too slow, 413 too large, 415 compressed.
     """
     if request.content_type != "application/json":
         raise make_error(
@@ -73,6 +73,9 @@ async def read_body(request: web.Request, limits: ServerLimits) -> bytes:
         )
     if request.charset not in {None, "utf-8", "UTF-8", "utf8"}:
         raise make_error(ErrorCode.INVALID_VALUE, "the body must be UTF-8", param="Content-Type")
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        message = "compressed bodies are not accepted"
+        raise make_error(ErrorCode.UNSUPPORTED_MEDIA_TYPE, message, param="Content-Encoding")
     length = request.content_length
     if length is not None and length > limits.max_body_bytes:
         raise _make_too_large(limits)

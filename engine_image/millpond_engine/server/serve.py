@@ -101,6 +101,7 @@ class Server:
             handle_signals=False,
             handler_cancellation=True,
             access_log=None,
+            auto_decompress=False,  # a small body must not become a large one before its size is checked
             keepalive_timeout=self._context.limits.idle_connection_seconds,
             shutdown_timeout=1.0,
             lingering_time=2.0,

@@ -230,6 +230,22 @@ async def test_preemptions_are_counted() -> None:
         assert total(samples, "vllm:time_to_first_token_seconds_count") == 4
 
 
+async def test_evictions_belong_to_the_tenant_who_computed_the_block() -> None:
+    scheduling = SchedulingConfig(tenants=(TenantConfig(name="acme"), TenantConfig(name="zeta")))
+    async with run_engine(Setup(num_blocks=14, max_model_tokens=200, scheduling=scheduling)) as engine:
+        for tenant in ("acme", "zeta", "zeta"):
+            body = {"prompt": tenant * 40, "max_tokens": 2}
+            assert (await engine.post("/v1/completions", body, **{headers.TENANT: tenant}))[0] == 200
+        await engine.complete(prompt="n" * 160, max_tokens=2)
+        samples = await scrape(engine)
+        assert total(samples, "millpond_engine_evicted_blocks_total", tenant="acme", reason="Capacity") == 10
+        await engine.settle()
+        cached = (await engine.state())["device"]["cached"]
+        await engine.call_admin("POST", "/reset_prefix_cache")
+        samples = await scrape(engine)
+        assert total(samples, "millpond_engine_evicted_blocks_total", reason="Reset") == cached
+
+
 async def test_a_scrape_with_200_tenants_is_quick() -> None:
     tenants = tuple(TenantConfig(name=f"tenant-{i}") for i in range(200))
     async with run_engine(Setup(scheduling=SchedulingConfig(tenants=tenants))) as engine:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from typing import Any
 
@@ -174,6 +175,14 @@ async def test_another_content_type_is_400(engine: Running) -> None:
             engine.url + "/v1/completions", data=data, headers=headers_given
         ) as response:
             assert response.status == 400
+
+
+async def test_a_compressed_body_is_415_whatever_it_would_become(engine: Running) -> None:
+    data = gzip.compress(b'{"prompt": "' + b"x" * 50_000_000 + b'"}')
+    given = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    async with engine.session.post(engine.url + "/v1/completions", data=data, headers=given) as response:
+        assert response.status == 415
+        assert (await response.json())["error"]["param"] == "Content-Encoding"
 
 
 async def test_unknown_paths_and_methods_have_the_error_shape(engine: Running) -> None:
