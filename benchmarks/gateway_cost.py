@@ -29,6 +29,7 @@ from benchmarks.gateway_load import Load
 PEERS = ("vllm-router==0.1.17", "sglang-router==0.3.2")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _NUM_REPLICAS = 4
+_LOAD_SECONDS = 300
 
 
 @dataclass
@@ -184,7 +185,9 @@ def wait_until_routing(port: int, seconds: float = 60.0) -> None:
 def send(load: Load) -> dict[str, Any]:
     """Run the load generator in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.gateway_load", json.dumps(asdict(load))]
-    found: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    found: dict[str, Any] = json.loads(
+        subprocess.run(command, check=True, capture_output=True, timeout=_LOAD_SECONDS).stdout
+    )
     return found
 
 

@@ -53,14 +53,12 @@ def make_request(load: Load, number: int) -> bytes:
         "messages": [{"role": "user", "content": text}],
         "max_tokens": 64,
     }
-    extra = ""
     if load.chunks:
-        body["stream"] = True
-        extra = f"x-chunks: {load.chunks}\r\nx-gap-ms: {load.gap_milliseconds}\r\n"
+        body |= {"stream": True, "max_tokens": load.chunks, "seed": load.gap_milliseconds}
     data = json.dumps(body).encode()
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:{load.port}\r\ncontent-type: application/json\r\n"
-        f"accept: */*\r\nuser-agent: bench\r\n{extra}content-length: {len(data)}\r\n\r\n"
+        f"accept: */*\r\nuser-agent: bench\r\ncontent-length: {len(data)}\r\n\r\n"
     )
     return head.encode() + data
 
@@ -99,8 +97,9 @@ class Client(asyncio.Protocol):
             self._result.first_bytes.append(time.perf_counter() - self._began)
         if self._load.chunks:
             self._result.num_chunks += data.count(b"data: {")
-            if data.endswith(b"0\r\n\r\n"):
-                self._finish(ok=b"[DONE]" in data or data == b"0\r\n\r\n")
+            self._head = (self._head + data)[-64:]
+            if self._head.endswith(b"0\r\n\r\n"):
+                self._finish(ok=b"[DONE]" in self._head)
             return
         if self._missing is None:
             self._head += data

@@ -1,18 +1,23 @@
 """Trivial replicas for gateway benchmarks: several ports, fixed answers, timed streams, no work at all.
 
-`python -m benchmarks.gateway_replica PORT...` serves until it is ended. `X-Chunks` and `X-Gap-Ms` of a streaming
-request ask for that many chunks with that gap.
+`python -m benchmarks.gateway_replica PORT...` serves until it is ended. A streaming request gets `max_tokens`
+chunks, `seed` milliseconds apart: routers pass the body on, and not every header.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from typing import Any, cast
 
 import uvloop
 
+_STREAM = re.compile(rb'"stream"\s*:\s*true')
+_MAX_TOKENS = re.compile(rb'"max_(?:completion_)?tokens"\s*:\s*(\d+)')
+_SEED = re.compile(rb'"seed"\s*:\s*(\d+)')
+_SMALL_BODY = 4096
 _CHUNK_TEXT = "token " * 4
 
 
@@ -81,7 +86,7 @@ class Replica(asyncio.Protocol):
             self._missing -= len(data)
             if self._missing <= 0:
                 self._missing = 0
-                self._answer(self._head)
+                self._answer(self._head, b"")
             return
         self._buffer += data
         head, separator, rest = self._buffer.partition(b"\r\n\r\n")
@@ -93,21 +98,25 @@ class Replica(asyncio.Protocol):
         length = int(lowered[at + 16 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
         self._head = lowered
         self._missing = max(0, length - len(rest))
+        if (
+            (self._missing
+            and length < _SMALL_BODY)
+            or (b"transfer-encoding: chunked" in lowered
+            and not rest.endswith(b"0\r\n\r\n"))
+        ):
+            self._missing = 0
+            self._buffer = head + separator + rest
+            return
         if not self._missing:
-            if b"transfer-encoding: chunked" in lowered and not rest.endswith(b"0\r\n\r\n"):
-                self._buffer = head + separator + rest
-                return
-            self._answer(lowered)
+            self._answer(lowered, rest)
 
-    def _answer(self, head: bytes) -> None:
+    def _answer(self, head: bytes, body: bytes) -> None:
         assert self._transport is not None
         path = head.split(b" ", 2)[1]
         if path.startswith((b"/v1/chat", b"/v1/completions", b"/generate")):
-            chunks = find_number(head, b"x-chunks: ")
-            if chunks:
-                asyncio.get_running_loop().create_task(
-                    self._stream(chunks, find_number(head, b"x-gap-ms: ") / 1000)
-                )
+            if _STREAM.search(body):
+                work = self._stream(find_number(_MAX_TOKENS, body), find_number(_SEED, body) / 1000)
+                asyncio.get_running_loop().create_task(work)
             else:
                 self._transport.write(ANSWER)
         elif path in {b"/health", b"/health_generate"}:
@@ -134,10 +143,10 @@ class Replica(asyncio.Protocol):
             self._transport.write(STREAM_END)
 
 
-def find_number(head: bytes, name: bytes) -> int:
-    """Value of a header with an integer; 0 without it."""
-    at = head.find(name)
-    return int(head[at + len(name) :].split(b"\r\n", 1)[0]) if at >= 0 else 0
+def find_number(pattern: re.Pattern[bytes], body: bytes) -> int:
+    """Value of a field with an integer; 0 without it."""
+    found = pattern.search(body)
+    return int(found[1]) if found else 0
 
 
 async def serve(ports: list[int]) -> None:
