@@ -87,7 +87,7 @@ def test_gw_082_a_gap_is_filled_before_what_showed_it_and_nothing_twice() -> Non
     assert stream.confidence(2.0) < 1.0
     assert stream.live(21, payload(21), 2.0) == []
     assert held(stream) == 2  # nothing of the far side yet
-    for number in range(2, 22):
+    for number in range(22):  # the publisher may answer with more than was asked for
         assert stream.replayed(number, payload(number), 2.0) == []
     assert stream.replay_ended() == []
     assert held(stream) == 22
