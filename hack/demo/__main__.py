@@ -55,6 +55,7 @@ def show(stack: ExitStack, *, quick: bool) -> None:
             stack.callback(server.terminate)
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": install.NAMESPACE}}
         pool = install.make_pool(model)
+        install.remove_pool(cluster)
         install.apply(cluster, namespace)
         install.apply(cluster, pool)
     with step("the pool becomes Ready: every replica has answered a real request"):

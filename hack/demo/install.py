@@ -123,6 +123,20 @@ def apply(cluster: Cluster, *documents: dict[str, Any]) -> None:
     )
 
 
+def remove_pool(cluster: Cluster) -> None:
+    """Remove the pool of an earlier demo: a pool keeps the engine image it was made with until its spec changes."""
+    command = [
+        "-n",
+        NAMESPACE,
+        "delete",
+        "inferencepools.millpond.dev",
+        "--all",
+        "--ignore-not-found",
+        "--timeout=120s",
+    ]
+    cluster.run_kubectl(*command, what="removing the pool of an earlier demo", seconds=150)
+
+
 def wait_ready(cluster: Cluster, pool: str, *, seconds: float = 420) -> dict[str, Any]:
     """Wait until the pool's Ready condition is True for its current generation, printing each change."""
     deadline = time.monotonic() + seconds
