@@ -1,0 +1,175 @@
+"""Writes: in order, fenced, remembered, and never over a stranger's object."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.support.operator_builders import NOW, SETTINGS, make_pool, make_snapshot
+
+from millpond_common.contract import labels
+from millpond_operator.desired.kinds import DEPLOYMENT
+from millpond_operator.errors import ConflictError, NotFoundError, NotLeaderError
+from millpond_operator.execute.events import EventWriter, make_event
+from millpond_operator.execute.executor import Executor
+from millpond_operator.plan.actions import Apply, Delete, EventNote, MarkPod, SetFinalizer
+from millpond_operator.plan.planner import plan
+
+POOL = make_pool(replicas=1, metadata={"finalizers": []})
+
+
+class Kube:
+    """Records writes; `existing` are objects that are there already."""
+
+    def __init__(self, existing: dict[str, dict[str, Any]] | None = None) -> None:
+        self.existing = existing or {}
+        self.writes: list[str] = []
+        self.bodies: list[dict[str, Any]] = []
+        self.forced: list[bool] = []
+        self.failure: Exception | None = None
+
+    async def get(self, kind: Any, _namespace: str, name: str) -> dict[str, Any]:
+        key = f"{kind.name}/{name}"
+        if key not in self.existing:
+            raise NotFoundError(key)
+        return self.existing[key]
+
+    async def apply(
+        self, kind: Any, _namespace: str, name: str, body: dict[str, Any], **options: Any
+    ) -> dict[str, Any]:
+        return self._write(f"apply {kind.name}/{name}", body, force=options["force"])
+
+    async def merge(
+        self, kind: Any, _namespace: str, name: str, body: dict[str, Any], *, manager: str
+    ) -> dict[str, Any]:
+        assert manager == labels.MANAGER
+        return self._write(f"merge {kind.name}/{name}", body)
+
+    async def create(
+        self, kind: Any, _namespace: str, body: dict[str, Any], *, manager: str
+    ) -> dict[str, Any]:
+        assert manager == labels.MANAGER
+        key = f"{kind.name}/{body['metadata']['name']}"
+        if key in self.existing:
+            raise ConflictError(key)
+        self.existing[key] = body
+        return self._write(f"create {key}", body)
+
+    async def delete(self, kind: Any, _namespace: str, name: str, *, uid: str) -> None:
+        self._write(f"delete {kind.name}/{name} {uid}", {})
+
+    def _write(self, what: str, body: dict[str, Any], *, force: bool = False) -> dict[str, Any]:
+        if self.failure is not None:
+            raise self.failure
+        self.writes.append(what)
+        self.bodies.append(body)
+        self.forced.append(force)
+        return body
+
+
+def make_executor(kube: Kube, *, leads: bool = True) -> tuple[Executor, list[str]]:
+    remembered: list[str] = []
+
+    def fence() -> None:
+        if not leads:
+            raise NotLeaderError("another leads")
+
+    executor = Executor(kube, fence=fence, remember=lambda kind, _obj: remembered.append(kind.name))  # type: ignore[arg-type]
+    return executor, remembered
+
+
+def plan_new() -> tuple[Any, ...]:
+    return plan(make_snapshot(POOL), SETTINGS, NOW).actions
+
+
+async def test_the_finalizer_comes_first_and_the_record_before_its_workload() -> None:
+    kube = Kube()
+    executor, remembered = make_executor(kube)
+    assert await executor.run(POOL.metadata, plan_new()) is False
+    kinds = [write.split("/")[0].removeprefix("apply ") for write in kube.writes]
+    assert kinds[0] == "InferencePool"
+    assert kube.bodies[0]["metadata"] == {"name": "smol", "uid": "pool-uid", "finalizers": [labels.FINALIZER]}
+    first_workload = next(i for i, w in enumerate(kube.writes) if w.startswith("apply Deployment/smol"))
+    assert kinds.index("ConfigMap") < first_workload
+    assert kinds.index("ServiceAccount") < first_workload
+    assert len(remembered) == len(kube.writes)
+
+
+async def test_nothing_is_written_by_an_instance_that_does_not_lead() -> None:
+    kube = Kube()
+    executor, _ = make_executor(kube, leads=False)
+    with pytest.raises(NotLeaderError):
+        await executor.run(POOL.metadata, plan_new())
+    assert kube.writes == []
+
+
+async def test_a_strangers_object_stays_untouched_and_is_reported() -> None:
+    stranger = {"metadata": {"name": "smol-engines", "namespace": "ns", "uid": "theirs"}}
+    kube = Kube({"Service/smol-engines": stranger})
+    executor, remembered = make_executor(kube)
+    assert await executor.run(POOL.metadata, plan_new()) is True
+    assert "apply Service/smol-engines" not in kube.writes
+    assert "Service" in remembered
+
+
+async def test_an_own_object_that_the_store_missed_is_applied() -> None:
+    own = {
+        "metadata": {
+            "name": "smol-engines",
+            "namespace": "ns",
+            "uid": "x",
+            "ownerReferences": [{"uid": "pool-uid"}],
+        }
+    }
+    kube = Kube({"Service/smol-engines": own})
+    executor, _ = make_executor(kube)
+    assert await executor.run(POOL.metadata, plan_new()) is False
+    assert "apply Service/smol-engines" in kube.writes
+
+
+async def test_a_known_object_is_written_only_under_its_uid() -> None:
+    apply = next(a for a in plan_new() if isinstance(a, Apply))
+    known = Apply(apply.manifest, 0, uid="uid-1")
+    kube = Kube()
+    executor, _ = make_executor(kube)
+    await executor.run(POOL.metadata, [known])
+    assert kube.bodies[0]["metadata"]["uid"] == "uid-1"
+    assert kube.forced == [True]
+    assert "uid" not in known.manifest.body["metadata"], "the manifest itself is left as it was"
+
+
+async def test_deletes_and_the_removal_of_the_finalizer_come_last() -> None:
+    kube = Kube()
+    executor, _ = make_executor(kube)
+    mark = MarkPod("p", "uid-p", {labels.CORDONED: "true"}, {}, "why")
+    actions = [SetFinalizer(present=False), Delete(DEPLOYMENT, "d", "uid-d", "why"), mark]
+    await executor.run(POOL.metadata, actions)
+    assert kube.writes == ["merge Pod/p", "delete Deployment/d uid-d", "apply InferencePool/smol"]
+    assert "finalizers" not in kube.bodies[-1]["metadata"]
+
+
+async def test_every_write_of_a_stage_ends_before_its_failure_is_raised() -> None:
+    kube = Kube()
+    kube.failure = ConflictError("busy")
+    executor, _ = make_executor(kube)
+    with pytest.raises(ConflictError):
+        await executor.run(POOL.metadata, plan_new()[1:])
+
+
+async def test_op_113_equal_events_are_one_object_with_a_count() -> None:
+    kube = Kube()
+    writer = EventWriter(kube, fence=lambda: None, instance="test")  # type: ignore[arg-type]
+    note = EventNote(True, "CrashLoop", "Reconcile", "boom")
+    for _ in range(3):
+        await writer.write(POOL.metadata, note, NOW)
+    assert [write.split(" ")[0] for write in kube.writes] == ["create", "merge", "merge"]
+    assert kube.bodies[1]["count"] == 2
+
+
+def test_an_event_fits_the_api_servers_bounds() -> None:
+    event = make_event(
+        POOL.metadata, EventNote(False, "Answering", "Reconcile", "x" * 5000), NOW, instance="i"
+    )
+    assert len(event["message"]) == 1024
+    assert (event["type"], event["metadata"]["namespace"]) == ("Normal", "ns")
+    assert event["involvedObject"]["uid"] == "pool-uid"

@@ -1,0 +1,142 @@
+"""Reports, probes and references: asked when needed, remembered as long as they count."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from tests.support.operator_builders import make_pod
+
+from millpond_common.contract.gateway_report import GatewayReport, PoolReport, ProbeRequest, ProbeResult
+from millpond_operator.desired.kinds import SECRET
+from millpond_operator.errors import ForbiddenError, GatewayCallError, NotFoundError
+from millpond_operator.observe.probes import Prober, ProbeTarget
+from millpond_operator.observe.references import ReferenceChecker
+from millpond_operator.observe.reports import ReportCache
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Caller:
+    def __init__(self) -> None:
+        self.reports = 0
+        self.synced = True
+        self.failure: str | None = None
+        self.answer = ProbeResult(ok=True, status=200, message="", seconds=0.1)
+        self.probes: list[str] = []
+
+    async def fetch_report(self, address: str) -> GatewayReport:
+        self.reports += 1
+        await asyncio.sleep(0)
+        if self.failure is not None:
+            raise GatewayCallError(self.failure)
+        return GatewayReport(
+            address, "1", 0.0, 0.0, self.synced, (PoolReport("smol", ()), PoolReport("other", ()))
+        )
+
+    async def probe(self, address: str, request: ProbeRequest) -> ProbeResult:
+        self.probes.append(f"{address} {request.pod_uid}")
+        if self.failure is not None:
+            raise GatewayCallError(self.failure)
+        return self.answer
+
+
+async def test_one_report_serves_all_pools_of_a_namespace_until_it_is_too_old() -> None:
+    caller, clock = Caller(), Clock()
+    cache = ReportCache(caller, clock)
+    pods = [make_pod("gw-0"), make_pod("gw-1")]
+    views = await asyncio.gather(
+        *(cache.fetch_view("ns", name, pods, max_age=10) for name in ("smol", "other", "none"))
+    )
+    assert caller.reports == 2
+    assert [(view.num_reporting, len(view.reports)) for view in views] == [(2, 2), (2, 2), (2, 0)]
+    clock.now += 11
+    await cache.fetch_view("ns", "smol", pods, max_age=10)
+    assert caller.reports == 4
+
+
+async def test_a_silent_or_unsynced_gateway_reports_nothing() -> None:
+    caller, clock = Caller(), Clock()
+    cache = ReportCache(caller, clock)
+    caller.failure = "connection refused"
+    view = await cache.fetch_view("ns", "smol", [make_pod("gw-0")], max_age=1)
+    assert (view.num_ready, view.num_reporting, view.error) == (1, 0, "connection refused")
+    caller.failure, caller.synced = None, False
+    clock.now += 2
+    assert (await cache.fetch_view("ns", "smol", [make_pod("gw-0")], max_age=1)).num_reporting == 0
+    assert (await cache.fetch_view("ns", "smol", [make_pod("gw-1", ready=False)], max_age=1)).num_ready == 0
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_an_answer_counts_for_one_start_of_a_replica() -> None:
+    caller, clock, told = Caller(), Clock(), []
+    prober = Prober(caller, clock, on_answer=told.append)
+    pod = make_pod("p")
+    target = ProbeTarget(("ns", "smol"), pod, "10.0.0.2")
+    prober.ask(target)
+    prober.ask(target)
+    await settle()
+    assert caller.probes == ["10.0.0.2 uid-p"]
+    assert told == [("ns", "smol")]
+    answer = prober.get_answer(pod)
+    assert answer is not None
+    assert answer.ok
+    prober.ask(target)
+    await settle()
+    assert len(caller.probes) == 1
+    again = make_pod("p", ready_since=pod.created_at + 90)
+    assert prober.get_answer(again) is None, "it was unready in between"
+    prober.forget_others(set())
+    assert prober.get_answer(pod) is None
+
+
+async def test_a_failed_answer_is_asked_again_after_a_while() -> None:
+    caller, clock = Caller(), Clock()
+    prober = Prober(caller, clock, on_answer=lambda _pool: None, retry_seconds=5)
+    caller.failure = "connection refused"
+    target = ProbeTarget(("ns", "smol"), make_pod("p"), "10.0.0.2")
+    for seconds in (0, 1, 5):
+        clock.now += seconds
+        prober.ask(target)
+        await settle()
+    assert len(caller.probes) == 2
+    answer = prober.get_answer(make_pod("p"))
+    assert answer is not None
+    assert (answer.ok, answer.message) == (False, "connection refused")
+    await prober.close()
+
+
+class Kube:
+    def __init__(self, **existing: Any) -> None:
+        self.existing = existing
+        self.calls: list[str] = []
+
+    async def get_metadata(self, _kind: object, _namespace: str, name: str) -> dict[str, Any]:
+        self.calls.append(name)
+        answer = self.existing.get(name)
+        if isinstance(answer, Exception):
+            raise answer
+        if answer is None:
+            raise NotFoundError(name)
+        return {}
+
+
+async def test_op_004_missing_secrets_are_found_by_name_and_looked_up_again_later() -> None:
+    kube, clock = Kube(there=True, hidden=ForbiddenError("no")), Clock()
+    checker = ReferenceChecker(kube, clock)  # type: ignore[arg-type]
+    assert await checker.list_missing(SECRET, "ns", ["there", "hidden", "missing"]) == ("missing",)
+    await checker.list_missing(SECRET, "ns", ["missing"])
+    assert kube.calls.count("missing") == 1
+    kube.existing["missing"] = True
+    clock.now += 11
+    assert await checker.list_missing(SECRET, "ns", ["missing"]) == ()

@@ -1,0 +1,74 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from millpond_operator.cli import main, make_parser, make_settings
+from millpond_operator.errors import SettingsError
+from millpond_operator.log import configure_logging
+
+REQUIRED = ["--engine-image=e:1", "--gateway-image=g:1", "--operator-namespace=sys"]
+
+
+def parse(*arguments: str) -> object:
+    return make_settings(make_parser().parse_args([*REQUIRED, *arguments]))
+
+
+def test_defaults_serve_the_whole_cluster() -> None:
+    settings = make_settings(make_parser().parse_args(REQUIRED))
+    assert settings.is_cluster_wide
+    assert settings.plan.build.engine_image == "e:1"
+    assert settings.lease.namespace == settings.plan.build.operator_namespace == "sys"
+
+
+def test_namespaces_may_be_repeated() -> None:
+    settings = make_settings(
+        make_parser().parse_args([*REQUIRED, "--namespace=a", "--namespace=b", "--namespace=a"])
+    )
+    assert settings.namespaces == ("a", "b")
+
+
+def test_each_flag_has_a_variable_and_wins_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLPOND_ENGINE_IMAGE", "from-env")
+    monkeypatch.setenv("MILLPOND_GATEWAY_IMAGE", "from-env")
+    monkeypatch.setenv("MILLPOND_NAMESPACE", "x,y")
+    monkeypatch.setenv("MILLPOND_GATEWAY_REPLICAS", "5")
+    settings = make_settings(make_parser().parse_args(["--operator-namespace=sys", "--gateway-image=flag"]))
+    assert settings.plan.build.engine_image == "from-env"
+    assert settings.plan.build.gateway_image == "flag"
+    assert settings.namespaces == ("x", "y")
+    assert settings.plan.build.gateway_replicas == 5
+
+
+@pytest.mark.parametrize("flag", ["--gateway-replicas=0", "--resync-seconds=0", "--max-parallel=-1"])
+def test_nonsense_is_refused(flag: str) -> None:
+    with pytest.raises(SettingsError, match="must be above 0"):
+        parse(flag)
+
+
+def test_a_missing_cluster_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*REQUIRED, f"--kubeconfig={tmp_path / 'none'}"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "--kubeconfig" in error
+
+
+def test_help_names_every_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--help"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    assert text.count("[MILLPOND_") >= 20
+
+
+def test_logs_are_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    import logging
+
+    configure_logging(level="info", as_json=True)
+    logging.getLogger("kopf.x").warning("hello %s", "world")
+    line = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (line["event"], line["level"]) == ("hello world", "warning")
