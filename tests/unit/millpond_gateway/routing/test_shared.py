@@ -14,6 +14,7 @@ from millpond_gateway.routing.wire import (
     Batch,
     WireError,
     decode_message,
+    encode_message,
     pack_keys,
     unpack_keys,
 )
@@ -248,3 +249,19 @@ def test_peers_requests_are_told_to_the_observer() -> None:
 def test_an_origin_needs_a_name() -> None:
     with pytest.raises(ValueError, match="name"):
         SharedDecisions(origin="", epoch=1)
+
+
+def test_what_a_full_state_contained_is_skipped_in_the_batch_that_follows() -> None:
+    a, b = Node("a"), Node("b")
+    place(a.router, make_cold(0, 500))
+    a.shared.flush()  # lost before b came
+    for number in range(3):
+        place(a.router, make_cold(1 + number, 500))  # decided, not sent yet
+    ask = encode_message(AskRange("b", 1, -1))
+    for answer in a.shared.receive(ask, 0.0):
+        b.shared.receive(answer.data, 0.0)
+    assert b.queued() == a.queued()
+    place(a.router, make_cold(9, 500))
+    b.hears(a, a.shared.flush(), 0.1)
+    assert b.queued() == a.queued()
+    assert (b.shared.counts.num_duplicates, b.shared.counts.num_applied) == (3, 1)
