@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.chart.conftest import CHART, Helm
-from tests.fixtures.crds import CRDS, install_crd
+from tests.fixtures.crds import CRDS
 from tests.fixtures.own_cluster import OwnCluster
 from tests.support.kube import Kube, wait_for
 from tests.support.pools import make_pool
@@ -92,25 +92,37 @@ def test_op_075_uninstall_ends_and_leaves_the_crd_and_the_pools(site: Site) -> N
     assert fresh.exists("millpond.dev/v1alpha1", "InferencePool", "pool")
 
 
-def test_op_077_a_crd_made_by_kubectl_is_adopted_as_upgrade_md_says(site: Site) -> None:
-    install_crd(site.kube, CRDS / "inferencepools.millpond.dev.yaml")
+def install_older_crd(site: Site, folder: Path) -> None:
+    """What somebody applied with kubectl some versions ago."""
+    text = (CRDS / "inferencepools.millpond.dev.yaml").read_text(encoding="utf-8")
+    older = text.replace("shortNames: [mpool]", "shortNames: [oldpool]")
+    assert older != text
+    path = folder / "older-crd.yaml"
+    path.write_text(older, encoding="utf-8")
+    site.cluster.kubectl("apply", "--server-side", "-f", str(path))
+
+
+def test_op_077_a_crd_made_by_kubectl_is_adopted_as_upgrade_md_says(site: Site, tmp_path: Path) -> None:
+    install_older_crd(site, tmp_path)
     refused = site.install("foo", "bar", check=False)
     assert "inferencepools.millpond.dev" in refused
     assert "ownership" in refused
-    assert "--take-ownership" in (CHART / "UPGRADE.md").read_text(encoding="utf-8")
-    site.install("foo", "bar", "--take-ownership")
+    assert "--take-ownership --force-conflicts" in (CHART / "UPGRADE.md").read_text(encoding="utf-8")
+    site.install("foo", "bar", "--take-ownership", "--force-conflicts")
+    assert site.kube.get(*CRD)["spec"]["names"]["shortNames"] == ["mpool"]
     adopted = site.kube.get(*CRD)["metadata"]
     assert adopted["annotations"]["meta.helm.sh/release-name"] == "foo"
     assert adopted["annotations"]["helm.sh/resource-policy"] == "keep"
 
 
-def test_op_077_the_labels_of_upgrade_md_do_the_same(site: Site) -> None:
-    install_crd(site.kube, CRDS / "inferencepools.millpond.dev.yaml")
+def test_op_077_the_labels_of_upgrade_md_do_the_same(site: Site, tmp_path: Path) -> None:
+    install_older_crd(site, tmp_path)
     crd = "crd/inferencepools.millpond.dev"
     site.cluster.kubectl("label", crd, "app.kubernetes.io/managed-by=Helm")
     marks = ("meta.helm.sh/release-name=foo", "meta.helm.sh/release-namespace=bar")
     site.cluster.kubectl("annotate", crd, *marks)
-    site.install("foo", "bar")
+    site.install("foo", "bar", "--force-conflicts")
+    assert site.kube.get(*CRD)["spec"]["names"]["shortNames"] == ["mpool"]
     assert site.kube.get(*CRD)["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
 
 
