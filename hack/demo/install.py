@@ -86,6 +86,9 @@ def install_chart(cluster: Cluster, images: dict[str, str], *, values: tuple[str
         "--namespace",
         SYSTEM_NAMESPACE,
         "--create-namespace",
+        # The CRD may be there already, from tests or from kubectl.
+        "--take-ownership",
+        "--force-conflicts",
         "--wait",
         "--timeout",
         "180s",
