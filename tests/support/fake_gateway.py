@@ -33,6 +33,8 @@ class FakeGateway:
         self.probe_failure: str | None = None
         self.unreachable = False
         self.probes: list[str] = []
+        self.direct: list[str] = []
+        """Addresses of engines that were asked without a gateway."""
         self._known: set[str] = set()
 
     async def fetch_report(self, address: str) -> GatewayReport:
@@ -64,6 +66,13 @@ class FakeGateway:
         return ProbeResult(
             ok=there, status=200 if there else 404, message="" if there else "unknown", seconds=0.01
         )
+
+    async def probe_engine(self, address: str, model: str, *, timeout_seconds: float) -> ProbeResult:
+        """Answer as the engine at the address."""
+        assert model
+        assert timeout_seconds > 0
+        self.direct.append(address)
+        return ProbeResult(ok=True, status=200, message="", seconds=0.01)
 
     def _notices(self, pod: Manifest) -> bool:
         name = pod["metadata"]["name"]

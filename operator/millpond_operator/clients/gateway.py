@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class GatewayCaller(Protocol):
-    """What the operator asks of a gateway pod."""
+    """What the operator asks of a gateway pod, or of an engine that no gateway serves."""
 
     async def fetch_report(self, address: str) -> GatewayReport:
         """Fetch demand and endpoints as this gateway sees them; GatewayCallError when it does not answer."""
@@ -25,6 +25,10 @@ class GatewayCaller(Protocol):
 
     async def probe(self, address: str, request: ProbeRequest) -> ProbeResult:
         """Have one real one-token request sent to one replica; GatewayCallError when the gateway does not answer."""
+        ...
+
+    async def probe_engine(self, address: str, model: str, *, timeout_seconds: float) -> ProbeResult:
+        """Send a real one-token request straight to a replica; GatewayCallError when it does not answer."""
         ...
 
 
@@ -55,17 +59,31 @@ class GatewayClient:
         )
         return _decode(body, ProbeResult, address)
 
+    async def probe_engine(self, address: str, model: str, *, timeout_seconds: float) -> ProbeResult:
+        """Call `POST /v1/completions` of the engine."""
+        body = {"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0}
+        await self._call(
+            "POST",
+            address,
+            "/v1/completions",
+            port=ports.ENGINE_HTTP,
+            content=msgspec.json.encode(body),
+            timeout_seconds=timeout_seconds,
+        )
+        return ProbeResult(ok=True, status=200, message="", seconds=0.0)
+
     async def _call(
         self,
         method: str,
         address: str,
         path: str,
         *,
+        port: int | None = None,
         content: bytes | None = None,
         timeout_seconds: float = 5.0,
     ) -> bytes:
         host = f"[{address}]" if ":" in address else address
-        url = f"http://{host}:{self._port}{path}"
+        url = f"http://{host}:{port or self._port}{path}"
         headers = {"content-type": "application/json"} if content is not None else {}
         try:
             async with self._http.stream(

@@ -140,14 +140,6 @@ class KubeClient:
         response = await self._send("log", POD, "GET", path, params=params, headers={})
         return response.text
 
-    async def has_api(self, kind: Kind) -> bool:
-        """Whether the API server serves the kind's group and version with this plural."""
-        try:
-            found = await self._call("discover", kind, f"/apis/{kind.group}/{kind.version}")
-        except NotFoundError:
-            return False
-        return any(resource.get("name") == kind.plural for resource in found.get("resources") or [])
-
     async def _call(
         self,
         verb: str,
@@ -199,7 +191,6 @@ class KubeClient:
 _METHODS = {
     "get": "GET",
     "list": "GET",
-    "discover": "GET",
     "create": "POST",
     "apply": "PATCH",
     "patch": "PATCH",

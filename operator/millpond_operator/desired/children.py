@@ -11,7 +11,6 @@ from millpond_operator.desired.kinds import (
     BUDGET,
     CLAIM,
     NETWORK_POLICY,
-    POD_MONITOR,
     SERVICE,
     SERVICE_ACCOUNT,
     Kind,
@@ -153,12 +152,3 @@ def make_claim(pool: InferencePool) -> Manifest:
     if cache.storage_class_name is not None:
         spec["storageClassName"] = cache.storage_class_name
     return _make(pool, CLAIM, names.make_claim_name(pool.metadata.name), {"spec": spec})
-
-
-def make_pod_monitor(pool: InferencePool) -> Manifest:
-    """Scrape configuration of the engines, where the monitoring API is installed."""
-    spec = {
-        "selector": {"matchLabels": names.make_pool_selector(pool.metadata.name)},
-        "podMetricsEndpoints": [{"port": "http", "path": "/metrics"}],
-    }
-    return _make(pool, POD_MONITOR, names.make_account_name(pool.metadata.name), {"spec": spec})

@@ -138,16 +138,17 @@ class Observer:
         return await self._reports.fetch_view(namespace, name, pods, max_age=max_age)
 
     def _ask(self, pool: InferencePool, pods: tuple[Pod, ...], gateway: GatewayView | None) -> None:
-        """Have a real request sent to every replica that is routed and has not answered yet."""
-        if gateway is None or gateway.num_reporting == 0:
+        """Have a real request sent to every replica that should answer one and has not yet."""
+        address = None if gateway is None else self._find_gateway_address(pool.metadata.namespace)
+        if gateway is not None and (gateway.num_reporting == 0 or address is None):
             return
-        stored = self._store.list_of_pool(POD, pool.metadata.namespace, GATEWAY_OWNER)
-        addresses = [
-            p.address for s in stored if (p := parse_pod(s.body)).ready and not p.deleting and p.address
-        ]
         for pod in pods:
-            if pod.serving and addresses and gateway.is_routed(pod.uid):
-                self._prober.ask(ProbeTarget(pool.key, pod, addresses[0]))
+            if pod.serving and pod.address and (gateway is None or gateway.is_routed(pod.uid)):
+                self._prober.ask(ProbeTarget(pool.key, pod, address, pool.model_name))
+
+    def _find_gateway_address(self, namespace: str) -> str | None:
+        pods = (parse_pod(stored.body) for stored in self._store.list_of_pool(POD, namespace, GATEWAY_OWNER))
+        return next((pod.address for pod in pods if pod.ready and not pod.deleting and pod.address), None)
 
     async def _find_missing(
         self, pool: InferencePool, *, settled: bool

@@ -23,7 +23,9 @@ class ProbeTarget:
     pool: tuple[str, str]
     """Namespace and name."""
     pod: Pod
-    gateway_address: str
+    gateway_address: str | None
+    """None for a pool that wants no gateway: the replica is asked directly."""
+    model: str = ""
 
 
 class Prober:
@@ -80,7 +82,12 @@ class Prober:
         request = ProbeRequest(pool=target.pool[1], pod_uid=pod.uid, timeout_seconds=self._timeout_seconds)
         async with self._slots:
             try:
-                result = await self._caller.probe(target.gateway_address, request)
+                if target.gateway_address is None:
+                    result = await self._caller.probe_engine(
+                        pod.address, target.model, timeout_seconds=self._timeout_seconds
+                    )
+                else:
+                    result = await self._caller.probe(target.gateway_address, request)
             except GatewayCallError as error:
                 result = ProbeResult(ok=False, status=None, message=str(error), seconds=0.0)
         answer = ProbeAnswer(pod.uid, result.ok, result.message, self._clock())

@@ -90,10 +90,6 @@ def judge_degraded(facts: Facts) -> Judgement:
     if ignored:
         text = f"not served by this release and ignored: {', '.join(ignored)}"
         return Judgement(kind, True, ConditionReason.NOT_SUPPORTED, text)
-    if facts.snapshot.missing_apis:
-        named = ", ".join(f"{kind.name} ({kind.group})" for kind in facts.snapshot.missing_apis)
-        text = f"the cluster does not serve {named}; install it, the operator notices"
-        return Judgement(ConditionType.DEGRADED, True, ConditionReason.API_MISSING, text)
     return Judgement(
         kind, False, ConditionReason.HEALTHY, "every replica that should run does, or is starting"
     )

@@ -177,7 +177,6 @@ class PoolSnapshot:
     missing_claims: tuple[str, ...] = ()
     capacity: Capacity | None = None
     """None when the operator may not see nodes, or did not look."""
-    missing_apis: tuple[Kind, ...] = ()
 
     def find_child(self, kind: Kind, name: str) -> Child | None:
         """The live object of this kind and name."""

@@ -158,3 +158,11 @@ def test_the_wide_table_reads_well(world: World) -> None:
         "Endpoint": f"http://millpond-gateway.{world.namespace}.svc.cluster.local/v1",
         "Reason": "Answering",
     }
+
+
+def test_a_pool_without_gateway_is_ready_when_its_engines_answer(world: World) -> None:
+    world.create("bare", replicas=1, gateway={"enabled": False})
+    pool = world.wait_ready("bare")
+    assert pool["status"]["endpoint"] == f"http://bare-engines.{world.namespace}.svc.cluster.local:8000/v1"
+    (pod,) = world.list_pods("bare")
+    assert pod["status"]["podIP"] in world.gateway.direct

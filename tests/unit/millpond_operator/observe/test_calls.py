@@ -46,6 +46,22 @@ class Caller:
             raise GatewayCallError(self.failure)
         return self.answer
 
+    async def probe_engine(self, address: str, model: str, *, timeout_seconds: float) -> ProbeResult:
+        assert timeout_seconds > 0
+        self.probes.append(f"direct {address} {model}")
+        return self.answer
+
+
+async def test_a_pool_without_gateway_is_asked_directly() -> None:
+    caller, clock = Caller(), Clock()
+    prober = Prober(caller, clock, on_answer=lambda _pool: None)
+    prober.ask(ProbeTarget(("ns", "smol"), make_pod("p", address="10.0.0.7"), None, "smol"))
+    await settle()
+    assert caller.probes == ["direct 10.0.0.7 smol"]
+    answer = prober.get_answer(make_pod("p"))
+    assert answer is not None
+    assert answer.ok
+
 
 async def test_one_report_serves_all_pools_of_a_namespace_until_it_is_too_old() -> None:
     caller, clock = Caller(), Clock()
