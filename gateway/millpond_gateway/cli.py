@@ -55,6 +55,8 @@ def parse_options(arguments: Sequence[str]) -> Options:
         routing=given.routing,
         price_of_recompute=given.price_of_recompute,
         namespace=given.namespace,
+        peer_port=given.peer_port,
+        peers=tuple(given.peer),
         poll_seconds=given.poll_seconds,
         drain_delay_seconds=given.drain_delay_seconds,
         grace_seconds=given.grace_seconds,
@@ -105,6 +107,10 @@ def make_parser() -> argparse.ArgumentParser:
         help="policy of static pools",
     )
     add("--price-of-recompute", type=float, default=defaults.price_of_recompute, help="λ of static pools")
+    add(
+        "--peer-port", type=int, default=ports.GATEWAY_PEERS, help="where other gateways send their decisions"
+    )
+    add("--peer", action="append", default=[], metavar="HOST:PORT", help="another gateway; may be repeated")
     add(
         "--namespace",
         default=os.environ.get("POD_NAMESPACE"),

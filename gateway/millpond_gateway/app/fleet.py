@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -17,6 +18,7 @@ from millpond_gateway.proxy import headers
 from millpond_gateway.proxy.dispatch import Call, Caller, Decision, Ending, ModelCard, Record, Target, Waiter
 from millpond_gateway.proxy.http1 import RequestHead
 from millpond_gateway.proxy.models import refuse_model
+from millpond_gateway.routing.router import Router
 from millpond_gateway.world.records import WorldSnapshot
 from millpond_gateway.world.view import World
 
@@ -47,7 +49,15 @@ class Fleet:
         self.pools: dict[str, PoolState] = {}
         """State by pool name."""
         self._models: dict[str, tuple[PoolState, str]] = {}
+        self._attach: Callable[[Router], None] | None = None
+        self._detach: Callable[[str], None] | None = None
         world.listen(self.on_world)
+
+    def share(self, attach: Callable[[Router], None], detach: Callable[[str], None]) -> None:
+        """Share every pool's decisions with other gateways from now on."""
+        self._attach, self._detach = attach, detach
+        for state in self.pools.values():
+            attach(state.router)
 
     # The world.
 
@@ -56,6 +66,8 @@ class Fleet:
         now = self._now()
         for name in [name for name in self.pools if name not in snapshot.pools]:
             self.pools.pop(name).set_endpoints((), now)
+            if self._detach is not None:
+                self._detach(name)
         for name, spec in snapshot.pools.items():
             state = self.pools.get(name)
             if state is None:
@@ -63,6 +75,8 @@ class Fleet:
                 count = partial(self._metrics.observe_keys, name)
                 state = PoolState(spec, seed=seed, flow=self._flow, count_keys=count, now=now)
                 self.pools[name] = state
+                if self._attach is not None:
+                    self._attach(state.router)
             elif state.spec != spec:
                 state.set_spec(spec)
             endpoints = snapshot.endpoints[name]

@@ -41,6 +41,8 @@ class Metrics:
             "view_age_seconds", "Since the watch of pools and pods last proved itself alive."
         )
         self.endpoints = self._make_gauge("endpoints", "Known replicas by state.", "pool", "state")
+        self.peers_live = self._make_gauge("peers_live", "Other gateways heard within their lease.")
+        self.peers_missing = self._make_gauge("peers_missing", "Listed gateways that count as cut off.")
         self.ejection_capped = self._make_gauge(
             "ejection_capped", "1 while more replicas of a pool fail than may be ejected.", "pool"
         )

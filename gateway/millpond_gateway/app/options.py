@@ -24,11 +24,14 @@ class Options:
     price_of_recompute: float = 5.0
     """Of static pools."""
     namespace: str | None = None
+    peer_port: int = ports.GATEWAY_PEERS
+    peers: tuple[str, ...] = ()
+    """`HOST:PORT` of other gateways; inside a cluster they are found by their labels."""
     poll_seconds: float = 1.0
     drain_delay_seconds: float = 3.0
     """After SIGTERM requests are still accepted this long, until no endpoint list names this pod any more."""
-    grace_seconds: float = 600.0
-    """Open streams may take this long to finish."""
+    grace_seconds: float = 300.0
+    """Open streams may take this long to finish; with the delay it has to fit into the pod's own grace."""
     access_log: bool = True
     seed: int | None = None
     flow: FlowSettings = field(default_factory=FlowSettings)

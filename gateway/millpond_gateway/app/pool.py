@@ -10,8 +10,9 @@ import msgspec
 import xxhash
 
 from millpond_common.contract.blockkey import KeyScope
-from millpond_common.contract.openai import ApiError, ErrorCode
+from millpond_common.contract.openai import ApiError
 from millpond_gateway.app.prompt import make_prompt_keys
+from millpond_gateway.app.refusals import make_debug, make_refusal, refuse_choice
 from millpond_gateway.flow.admission import (
     PoolView,
     compute_hold_seconds,
@@ -32,11 +33,15 @@ from millpond_gateway.flow.records import (
     TenantPolicy,
     Verdict,
 )
-from millpond_gateway.proxy import headers
 from millpond_gateway.proxy.dispatch import FAULTS, Call, Decision, Ending, Outcome, Target, Waiter
-from millpond_gateway.proxy.http1 import Header
 from millpond_gateway.routing.keys import TokenEstimator
-from millpond_gateway.routing.records import Choice, ChoiceReason, EndpointView, PromptKeys, RequestView
+from millpond_gateway.routing.records import (
+    Choice,
+    EndpointView,
+    PromptKeys,
+    RequestView,
+    Reservation,
+)
 from millpond_gateway.routing.router import Router
 from millpond_gateway.routing.settings import RoutingSettings
 from millpond_gateway.world.records import PoolView as PoolSpec
@@ -66,6 +71,7 @@ class PoolState:
         self._count_keys = count_keys
         self._flow = flow
         self.router = Router(spec.name, make_routing_settings(spec), seed=seed)
+        self.router.set_observer(self)
         self.demand = DemandBook(now)
         self.queue = HoldQueue(flow)
         self.budgets = Budgets()
@@ -235,6 +241,17 @@ class PoolState:
         if first_byte_seconds is not None and ending.status == 200 and call.body.stream:
             self.demand.first_token(traffic_class, first_byte_seconds, now)
 
+    # Peers: requests of other gateways count against the tenants' limits here.
+
+    def peer_reserved(self, reservation: Reservation) -> None:
+        """Another gateway admitted a request."""
+        tokens = reservation.uncached_tokens + reservation.cached_tokens + reservation.output_tokens
+        self.budgets.charge_remote(reservation.tenant, tokens, reservation.reserved_at)
+
+    def peer_released(self, reservation: Reservation) -> None:
+        """It ended."""
+        self.budgets.release_remote(reservation.tenant, reservation.reserved_at)
+
     def judge(self, now: float) -> None:
         """Eject failing replicas, within the cap."""
         ready = [view.uid for view in self.router.endpoints if view.ready and not view.cordoned]
@@ -330,62 +347,6 @@ def compute_capacity(view: EndpointView) -> int | None:
 def make_class_policy(entry: msgspec.Struct) -> ClassPolicy:
     """A traffic class as admission sees it."""
     return msgspec.convert(msgspec.structs.asdict(entry), ClassPolicy)
-
-
-def make_refusal(spec: PoolSpec, verdict: Verdict) -> ApiError:
-    """A shed request's answer: status, enumerated reason, and when to come again."""
-    code = (
-        ErrorCode.SATURATED
-        if verdict.code is ErrorCode.OVERLOADED and verdict.status == 429
-        else verdict.code
-    )
-    return ApiError(
-        code,
-        f"{spec.model}: {_EXPLANATIONS.get(verdict.reason, 'too busy')} ({verdict.reason.value})",
-        retry_after_seconds=verdict.retry_after_seconds,
-    )
-
-
-_EXPLANATIONS = {
-    FlowReason.TENANT_CONCURRENCY: "the tenant has as many requests open as it may",
-    FlowReason.TENANT_TOKENS: "the tenant's tokens of this minute are used up",
-    FlowReason.TOKENS_NEVER_FIT: "the request asks for more tokens than the tenant may ever use at once",
-    FlowReason.COLD_START: "the pool is starting and was not ready in time",
-    FlowReason.HOLD_EXPIRED: "no replica became free in time",
-    FlowReason.SHEDDABLE: "every replica is busy and this class is not held",
-    FlowReason.QUEUE_FULL: "too many requests are waiting",
-    FlowReason.HELD_BYTES: "the waiting requests are too large together",
-}
-
-
-def refuse_choice(spec: PoolSpec, choice: Choice, tried: frozenset[str]) -> ApiError:
-    """Why no replica took the request: 502 after failed attempts, 503 when there was none to ask."""
-    if tried:
-        message = f"every replica of {spec.model} that could be asked failed or was overloaded"
-        return ApiError(ErrorCode.REPLICA_FAILED, message, retry_after_seconds=1)
-    if choice.reason is ChoiceReason.NO_ENDPOINT:
-        return ApiError(ErrorCode.NO_REPLICA, f"{spec.model} has no replica now", retry_after_seconds=5)
-    counts: dict[str, int] = {}
-    for drop in choice.drops:
-        counts[drop.reason.value] = counts.get(drop.reason.value, 0) + 1
-    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
-    message = f"no replica of {spec.model} can take the request: {reasons}"
-    return ApiError(ErrorCode.NO_REPLICA, message, retry_after_seconds=5)
-
-
-def make_debug(choice: Choice) -> tuple[Header, ...]:
-    """Headers that show which replica was chosen and from which numbers."""
-    assert choice.endpoint is not None
-    terms = [
-        f"{score.uid}={score.total_seconds:.6f}(queue={score.queue_seconds:.6f},own={score.own_seconds:.6f},"
-        f"decode={score.decode_seconds:.6f},affinity={score.affinity_seconds:.6f},cached={score.cached_tokens})"
-        for score in choice.scores[:16]
-    ]
-    text = f"{choice.policy.value}/{choice.reason.value}; " + "; ".join(terms)
-    return (
-        (headers.ENDPOINT, choice.endpoint.pod.encode("latin-1", "replace")),
-        (headers.DECISION, text.encode("latin-1", "replace")),
-    )
 
 
 def judge_attempt(ending: Ending) -> Evidence | None:

@@ -24,6 +24,7 @@ from millpond_gateway.app.admin import AdminActions, AdminAnswer, AdminServer
 from millpond_gateway.app.fleet import Fleet
 from millpond_gateway.app.metrics import Metrics
 from millpond_gateway.app.options import Options
+from millpond_gateway.app.peers import PeerMesh
 from millpond_gateway.app.poll import StatePoller
 from millpond_gateway.app.probe import probe
 from millpond_gateway.app.report import make_report
@@ -33,7 +34,8 @@ from millpond_gateway.proxy.connections import make_key
 from millpond_gateway.proxy.dispatch import Outcome, Record
 from millpond_gateway.proxy.relay import Relay
 from millpond_gateway.routing.records import Policy
-from millpond_gateway.world.kubernetes import PODS, POOLS, watch_namespace
+from millpond_gateway.routing.shared import SharedDecisions
+from millpond_gateway.world.kubernetes import PODS, POOLS, PeerStore, watch_namespace
 from millpond_gateway.world.static import parse_static
 from millpond_gateway.world.view import World
 
@@ -68,6 +70,7 @@ class GatewayProcess:
         )
         self._access = AccessLog(sys.stdout.buffer, self._metrics) if options.access_log else None
         self._stop = asyncio.Event()
+        self.mesh = self._make_mesh(options)
         self.relay = Relay(options.relay, self.fleet, self)
         self._reported_at = -math.inf
         self.port = self.admin_port = 0
@@ -136,8 +139,9 @@ class GatewayProcess:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FLUSH_SECONDS):
                 await self.relay.deserted.wait()
-        if self._admin is not None:
-            self._admin.stop()
+        admin, self._admin = self._admin, None
+        if admin is not None:
+            admin.stop()
         if self._access is not None:
             self._access.close()
         return failed
@@ -151,10 +155,23 @@ class GatewayProcess:
             if task is not stopping and task.exception() is not None:
                 _log.error("a part of the gateway ended", exc_info=task.exception())
 
+    def _make_mesh(self, options: Options) -> PeerMesh | None:
+        """Shared decisions, wherever there can be other gateways."""
+        if options.static and not options.peers:
+            return None
+        origin = f"{_find_pod_name()}/{self._epoch}"
+        shared = SharedDecisions(origin=origin, epoch=int(self._epoch, 16))
+        mesh = PeerMesh(shared, asyncio.get_running_loop().time)
+        self.fleet.share(mesh.attach, mesh.detach)
+        return mesh
+
     def _make_work(self) -> list[Coroutine[Any, Any, None]]:
         options = self._options
         poller = StatePoller(self.world, self.relay.connections, interval_seconds=options.poll_seconds)
         work: list[Coroutine[Any, Any, None]] = [self._tick(), poller.run()]
+        if self.mesh is not None:
+            work.append(self.mesh.run(options.host, options.peer_port))
+            self.mesh.set_peers(frozenset(options.peers))
         if options.static:
             self._load_static()
         else:
@@ -162,7 +179,11 @@ class GatewayProcess:
             self.world.expect(PODS)
             self._vitals.max_view_age_seconds = 2 * options.watch.resync_seconds
             clock = asyncio.get_running_loop().time
-            work.append(watch_namespace(self.world, options.namespace, options.watch, clock=clock))
+            assert self.mesh is not None
+            peers = PeerStore(_find_pod_name(), self.mesh.set_peers)
+            work.append(
+                watch_namespace(self.world, options.namespace, options.watch, peers=peers, clock=clock)
+            )
         return work
 
     def _load_static(self) -> None:
@@ -220,6 +241,9 @@ class GatewayProcess:
         metrics.client_connections.set(relay.num_clients)
         metrics.engine_connections.set(relay.connections.num_open)
         metrics.body_bytes.set(relay.buffered_bytes)
+        if self.mesh is not None:
+            metrics.peers_missing.set(self.mesh.num_missing)
+            metrics.peers_live.set(self.mesh.shared.num_live_peers())
         if now - self._reported_at < _REPORT_SECONDS:
             return
         self._reported_at = now
@@ -230,7 +254,7 @@ class GatewayProcess:
         age = vitals.view_age_seconds or 0.0
         report = make_report(
             self.fleet,
-            gateway=os.environ.get("POD_NAME") or socket.gethostname(),
+            gateway=_find_pod_name(),
             epoch=self._epoch,
             now=now,
             unix_time=time.time(),
@@ -275,6 +299,10 @@ class GatewayProcess:
             report=lambda: AdminAnswer(200, self._vitals.report),
             probe=self._send_probe,
         )
+
+
+def _find_pod_name() -> str:
+    return os.environ.get("POD_NAME") or socket.gethostname()
 
 
 def listen(host: str, port: int) -> socket.socket:

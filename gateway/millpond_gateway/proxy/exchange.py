@@ -19,7 +19,7 @@ from millpond_gateway.proxy.engine import AnswerHead, Breakage, EngineConnection
 from millpond_gateway.proxy.http1 import RequestHead
 from millpond_gateway.proxy.overload import is_overload
 from millpond_gateway.proxy.reply import Reply
-from millpond_gateway.proxy.retry import Evidence, Verdict, decide_retry, name_outcome
+from millpond_gateway.proxy.retry import Evidence, Verdict, decide_retry, name_evidence, name_outcome
 from millpond_gateway.routing.records import Usage
 
 if TYPE_CHECKING:
@@ -68,8 +68,7 @@ class Exchange:
         self._reply = reply
         self._head = head
         self._call = call
-        self._body = body
-        self._bytes_in = len(body)
+        self._body, self._bytes_in = body, len(body)
         self._target: Target | None = None
         self._connection: EngineConnection | None = None
         self._task: asyncio.Task[None] | None = None
@@ -399,10 +398,3 @@ class Exchange:
 
 
 _DEADLINES = frozenset({Outcome.FIRST_BYTE_DEADLINE, Outcome.IDLE_DEADLINE, Outcome.TOTAL_DEADLINE})
-
-
-def name_evidence(breakage: Breakage) -> Evidence:
-    """What a broken connection proves."""
-    if breakage.answered:
-        return Evidence.ANSWER_BEGAN
-    return Evidence.NOTHING_ACCEPTED if breakage.nothing_accepted else Evidence.UNPROVEN

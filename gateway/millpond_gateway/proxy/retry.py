@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from millpond_gateway.proxy.dispatch import Outcome
+from millpond_gateway.proxy.engine import Breakage
 
 
 class Evidence(StrEnum):
@@ -75,3 +76,10 @@ def decide_retry(
     if evidence is Evidence.NOTHING_ACCEPTED and reused:
         return Verdict.RECONNECT
     return Verdict.ELSEWHERE
+
+
+def name_evidence(breakage: Breakage) -> Evidence:
+    """What a broken connection proves."""
+    if breakage.answered:
+        return Evidence.ANSWER_BEGAN
+    return Evidence.NOTHING_ACCEPTED if breakage.nothing_accepted else Evidence.UNPROVEN

@@ -15,7 +15,7 @@ from lightkube.config.kubeconfig import KubeConfig, SingleConfig
 from lightkube.core.exceptions import ConfigError
 
 from millpond_common.contract import labels
-from millpond_gateway.world.parse import parse_pool, parse_replica
+from millpond_gateway.world.parse import parse_peer, parse_pool, parse_replica
 from millpond_gateway.world.view import World
 from millpond_gateway.world.watch import (
     Object,
@@ -32,6 +32,7 @@ _PAGE = 500
 _GONE = 410
 POOLS = "inferencepools"
 PODS = "pods"
+_GATEWAYS = f"{labels.COMPONENT}={labels.GATEWAY_COMPONENT}"
 _Parsed = TypeVar("_Parsed")
 
 
@@ -158,6 +159,45 @@ class PodStore:
         self._world.prove(PODS, self._clock())
 
 
+class PeerStore:
+    """Addresses of the other gateways of the namespace."""
+
+    def __init__(self, own_pod: str, listener: Callable[[frozenset[str]], None]) -> None:
+        self._own_pod = own_pod
+        self._listener = listener
+        self._addresses: dict[str, str] = {}
+
+    def replace(self, objects: list[Object]) -> None:
+        """All gateway pods."""
+        self._addresses.clear()
+        for obj in objects:
+            self._note(obj)
+        self._tell()
+
+    def put(self, obj: Object) -> None:
+        """One gateway pod."""
+        self._note(obj)
+        self._tell()
+
+    def remove(self, obj: Object) -> None:
+        """One gateway pod is gone."""
+        self._addresses.pop(obj["metadata"]["uid"], None)
+        self._tell()
+
+    def prove(self) -> None:
+        """Peers that are not seen show by their silence."""
+
+    def _note(self, obj: Object) -> None:
+        address = parse_peer(obj)
+        if address is None or obj["metadata"]["name"] == self._own_pod:
+            self._addresses.pop(obj["metadata"]["uid"], None)
+        else:
+            self._addresses[obj["metadata"]["uid"]] = address
+
+    def _tell(self) -> None:
+        self._listener(frozenset(self._addresses.values()))
+
+
 def _read(parse: Callable[[Object], _Parsed | None], obj: Object) -> _Parsed | None:
     try:
         return parse(obj)
@@ -172,9 +212,10 @@ async def watch_namespace(
     namespace: str | None,
     settings: WatchSettings,
     *,
+    peers: PeerStore | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Keep `world` in step with the pools and engine pods of one namespace, until cancelled.
+    """Keep `world`, and `peers`, in step with the objects of one namespace, until cancelled.
 
     Raises:
         ConfigError: there is no usable Kubernetes configuration.
@@ -193,6 +234,13 @@ async def watch_namespace(
                 PodStore(world, clock),
             ),
         ]
+        if peers is not None:
+            sources.append(
+                (
+                    KubernetesSource(client, "gateways", f"/api/v1/namespaces/{namespace}/{PODS}", _GATEWAYS),
+                    peers,
+                )
+            )
         async with asyncio.TaskGroup() as group:
             for source, store in sources:
                 group.create_task(Watcher(source, store, settings, clock=clock, jitter=jitter).run())

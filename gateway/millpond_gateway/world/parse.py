@@ -128,6 +128,16 @@ def parse_replica(obj: Object) -> Replica | None:
     )
 
 
+def parse_peer(obj: Object) -> str | None:
+    """Address at which another gateway takes shared decisions; None for one that is not ready or is leaving."""
+    metadata, status = obj["metadata"], obj.get("status") or {}
+    address = status.get("podIP")
+    if not address or "deletionTimestamp" in metadata or not _is_ready(status):
+        return None
+    host = f"[{address}]" if ":" in address else address
+    return f"{host}:{ports.GATEWAY_PEERS}"
+
+
 def _is_ready(status: Object) -> bool:
     conditions = status.get("conditions") or ()
     return any(entry.get("type") == "Ready" and entry.get("status") == "True" for entry in conditions)

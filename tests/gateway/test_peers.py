@@ -1,0 +1,106 @@
+"""Gateways that share their decisions over real connections."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from tests.fixtures.gateway import MODEL, FakeEngine, MakeEngine, MakeGateway, RunningGateway, Script
+from tests.gateway.wire import ask, make_request, talk
+
+
+def find_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+async def start_pair(make_gateway: MakeGateway, *engines: FakeEngine) -> list[RunningGateway]:
+    ports = [find_port(), find_port()]
+    gateways = [
+        await make_gateway(*engines, options={"peer_port": own, "peers": (f"127.0.0.1:{other}",)})
+        for own, other in (ports, reversed(ports))
+    ]
+    async with asyncio.timeout(5):
+        while any(
+            not gateway.process.mesh or not gateway.process.mesh.shared.num_synced_peers()
+            for gateway in gateways
+        ):
+            await asyncio.sleep(0.02)
+    return gateways
+
+
+def count_queued(gateway: RunningGateway, engine: FakeEngine) -> int:
+    return gateway.process.fleet.pools[MODEL].router.replica_load(engine.address).queued_tokens
+
+
+async def test_a_reserve_and_its_release_reach_the_other_gateway_within_50_milliseconds(
+    make_engine: MakeEngine, make_gateway: MakeGateway
+) -> None:
+    engine = await make_engine(script=Script(first_seconds=0.5))
+    here, there = await start_pair(make_gateway, engine)
+    loop = asyncio.get_running_loop()
+    task = asyncio.create_task(ask(here, make_request()))
+    delays = []
+    for present in (True, False):
+        async with asyncio.timeout(5):
+            while bool(count_queued(here, engine)) is not present:
+                await asyncio.sleep(0.001)
+            began = loop.time()
+            while bool(count_queued(there, engine)) is not present:
+                await asyncio.sleep(0.001)
+        delays.append(loop.time() - began)
+    assert (await task).status == 200
+    assert max(delays) < 0.05
+
+
+async def test_the_other_gateway_avoids_a_replica_that_is_busy_elsewhere(
+    make_engine: MakeEngine, make_gateway: MakeGateway
+) -> None:
+    engines = [await make_engine(script=Script(first_seconds=1.0)) for _ in range(2)]
+    here, there = await start_pair(make_gateway, *engines)
+    long = make_request(b'{"model": "tiny", "prompt": "%b"}' % (b"x" * 20_000))
+    first = asyncio.create_task(ask(here, long))
+    async with asyncio.timeout(5):
+        while not any(count_queued(there, engine) for engine in engines):
+            await asyncio.sleep(0.005)
+    busy = next(engine for engine in engines if count_queued(there, engine))
+    for _ in range(5):
+        task = asyncio.create_task(talk(there, make_request(), seconds=0.05))
+        await task
+    assert len(busy.seen) == 1
+    assert (await first).status == 200
+
+
+async def test_a_gateway_that_dies_leaves_no_load_behind(
+    make_engine: MakeEngine, make_gateway: MakeGateway
+) -> None:
+    engine = await make_engine(script=Script(hang=True))
+    here, there = await start_pair(make_gateway, engine)
+    task = asyncio.create_task(talk(here, make_request(), seconds=5))
+    async with asyncio.timeout(15):
+        while not count_queued(there, engine):
+            await asyncio.sleep(0.01)
+        await here.process.stop()
+        while count_queued(there, engine):
+            await asyncio.sleep(0.01)
+        mesh = there.process.mesh
+        assert mesh is not None
+        while not mesh.num_missing:  # listed and unheard: own load stands for the other's
+            await asyncio.sleep(0.05)
+    await task
+
+
+async def test_nonsense_on_the_peer_port_costs_only_its_connection(
+    make_engine: MakeEngine, make_gateway: MakeGateway
+) -> None:
+    engine = await make_engine()
+    port = find_port()
+    gateway = await make_gateway(engine, options={"peer_port": port, "peers": ("127.0.0.1:9",)})
+    for nonsense in (b"\xff\xff\xff\xff", b"\x00\x00\x00\x03abc", b"GET / HTTP/1.1\r\n\r\n"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(nonsense)
+        async with asyncio.timeout(2):
+            assert await reader.read() == b""
+        writer.close()
+    assert (await ask(gateway, make_request())).status == 200
