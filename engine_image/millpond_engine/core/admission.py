@@ -28,7 +28,8 @@ class Admission:
         self.builder = builder
         self.now = now
         self._size = state.capacity.block_tokens
-        self._look()
+        self._forecast = Forecast(state)
+        self._coming = ComingBlocks(state)
         self._deferred = False
         """The request just tried waits for a peer's prefix."""
         self._displaced = False
@@ -55,11 +56,6 @@ class Admission:
             if self._displaced or group.num_bypasses >= settings.max_bypasses or not self.state.free_rows:
                 break
             passed.append(group)
-
-    def _look(self) -> None:
-        """Take in who is running."""
-        self._forecast = Forecast(self.state)
-        self._coming = ComingBlocks(self.state)
 
     def _try_group(self, group: Group) -> WaitReason | None:
         """Admit what can be admitted of a request; None if that is anything."""
@@ -160,16 +156,18 @@ class Admission:
     def _displace(self, group: Group) -> bool:
         """Preempt a request of a lower class if enough of them hold what this one needs."""
         state = self.state
-        if not state.policy.crosses_classes or state.cache.count_fenced():
+        one_class = len(state.settings.classes) < 2
+        if one_class or not state.policy.crosses_classes or state.cache.count_fenced():
             return False
         victims = [g for g in list_victims(state, self.builder) if g.rule.priority < group.rule.priority]
         gain = sum(len(sequence.table) for victim in victims for sequence in victim.running)
         needed = count_blocks(len(group.request.prompt), self._size)
-        if not victims or needed > state.cache.num_available + gain:
+        if not victims or needed > state.cache.pool.num_available + gain:
             return False
         preempt(state, self.builder, min(victims, key=get_victim_key), CLASS, self.now)
         self._displaced = True
-        self._look()
+        self._forecast.forget()
+        self._coming.forget()
         return True
 
     def _swap_in(self, group: Group, sequences: list[Sequence]) -> bool:
@@ -182,7 +180,10 @@ class Admission:
             or builder.budget < len(sequences)
         ):
             return False
-        hits = {s: self._find_cached(s) for s in sequences}
+        hits = {
+            s: state.cache.lookup(group.namespace, s.tokens.tobytes())[: s.computed // self._size]
+            for s in sequences
+        }
         kept = dict.fromkeys(block for blocks in hits.values() for block in blocks)
         hosts = list(dict.fromkeys(host for s in sequences for host in s.host_table[len(hits[s]) :]))
         missing = sum(count_blocks(len(s.tokens), self._size) - len(s.host_table) for s in sequences)
@@ -217,7 +218,3 @@ class Admission:
         sequence.host_table = []
         if sequence.computed >= sequence.prompt_tokens:
             sequence.ready_step = self.builder.step - 1
-
-    def _find_cached(self, sequence: Sequence) -> list[int]:
-        hit = self.state.cache.lookup(sequence.group.namespace, sequence.tokens.tobytes())
-        return hit[: sequence.computed // self._size]

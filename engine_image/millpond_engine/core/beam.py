@@ -75,8 +75,9 @@ class BeamSearch:
             if at_limit or item.token in ends:
                 self._finish(item, get_output(item.parent), ends)
         survivors = [] if at_limit else [item for item in ranked if item.token not in ends][: self.width]
-        if survivors and self._cannot_improve(survivors[0].logprob_sum / length**self._penalty):
-            return []
+        if survivors and len(self.finished) == self.width:
+            best = survivors[0].logprob_sum / length**self._penalty
+            return survivors if best > self.finished[-1].score else []
         return survivors
 
     def results(self) -> list[Hypothesis]:
@@ -95,6 +96,3 @@ class BeamSearch:
         self.finished.append(hypothesis)
         self.finished.sort(key=lambda other: -other.score)
         del self.finished[self.width :]
-
-    def _cannot_improve(self, best_running: float) -> bool:
-        return len(self.finished) >= self.width and best_running <= self.finished[-1].score

@@ -33,7 +33,9 @@ class PlanBuilder:
         samples = end == total and total < sequence.limit
         if sequence.fresh or sequence.dirty or sequence.chosen is not None:
             new_blocks = self._inform(sequence, new_blocks)
-        wants_prompt = not sequence.plain and self._wants_prompt_logprobs(sequence, start)
+        wants_prompt = (
+            not sequence.plain and start < sequence.prompt_tokens and not sequence.group.prompt_reported
+        )
         branches = sequence.branching if samples else 0
         self.rows[sequence] = RowStep(
             sequence.row, start, num_tokens, new_blocks, samples, wants_prompt, branches
@@ -118,14 +120,6 @@ class PlanBuilder:
         sequence.fresh = sequence.dirty = False
         sequence.chosen = None
         return new_blocks
-
-    def _wants_prompt_logprobs(self, sequence: Sequence, start: int) -> bool:
-        group = sequence.group
-        return (
-            group.sampling.num_prompt_logprobs is not None
-            and not group.prompt_reported
-            and start < sequence.prompt_tokens
-        )
 
 
 def _make_new_row(sequence: Sequence) -> NewRow:

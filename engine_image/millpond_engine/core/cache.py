@@ -25,19 +25,14 @@ class KvCache:
         self.tree = PrefixTree(capacity.num_blocks, capacity.block_tokens)
         self.enabled = settings.prefix_cache
         self._record_events = settings.cache_events
-        self._list_of = {rule.name: SHARED + 1 + i for i, rule in enumerate(limited)}
-        self._shares = [
-            (SHARED + 1 + i, capacity.num_blocks * rule.max_cache_percent // 100)
-            for i, rule in enumerate(limited)
-        ]
+        self._limits = {
+            rule.name: (number, capacity.num_blocks * rule.max_cache_percent // 100)
+            for number, rule in enumerate(limited, SHARED + 1)
+        }
+        """By tenant: its own list of cached blocks, and how many it may hold."""
         self._fences: dict[int, list[int]] = {}
         self._events: list[CacheEvent] = []
         self.num_evicted = 0
-
-    @property
-    def num_available(self) -> int:
-        """Blocks that can be allocated now."""
-        return self.pool.num_available
 
     def lookup(self, namespace: Namespace, tokens: bytes) -> list[int]:
         """Blocks that hold the longest known prefix of whole blocks; nothing is referenced yet."""
@@ -54,7 +49,7 @@ class KvCache:
             self.pool.retain(block)
 
     def allocate(self, num_blocks: int) -> list[int]:
-        """Take blocks, evicting cached content as needed; the caller has checked `num_available`."""
+        """Take blocks, evicting cached content as needed; the caller has checked what the pool has."""
         blocks: list[int] = []
         for _ in range(num_blocks):
             if not self.pool.num_free:
@@ -111,7 +106,7 @@ class KvCache:
             and not pool.has_content(own[num_known - 1])
         ):
             num_known -= 1
-            pool.keep_content(own[num_known], self._list_of.get(tenant, SHARED))
+            pool.keep_content(own[num_known], self._limits.get(tenant, (SHARED, 0))[0])
         if self._record_events and num_known < len(own):
             self._events.append(
                 BlocksStored(
@@ -144,7 +139,7 @@ class KvCache:
     def _evict(self) -> None:
         """Free the oldest cached block: of a tenant beyond its share if there is one, else of all."""
         sizes = self.pool.sizes
-        over = next((number for number, share in self._shares if sizes[number] > share), None)
+        over = next((number for number, share in self._limits.values() if sizes[number] > share), None)
         victim = self.pool.oldest_of_all() if over is None else self.pool.oldest(over)
         removed = self.tree.remove(victim)
         for block in removed:

@@ -14,9 +14,6 @@ def make_counts(state: State) -> SchedulerCounts:
     used_host = sum(len(group.host_blocks) for group in state.queue)
     idle = not (state.groups or state.flights)
     counters = asdict(state.counters)
-    query, hit, recomputed = (
-        counters.pop(name) for name in ("prefix_query_tokens", "prefix_hit_tokens", "recomputed_tokens")
-    )
     running = {sequence.group: None for sequence in state.running}
     unfinished = sum(max(0, s.prompt_tokens - s.computed) for s in state.running)
     return SchedulerCounts(
@@ -30,9 +27,9 @@ def make_counts(state: State) -> SchedulerCounts:
         running_tokens=sum(len(sequence.tokens) for sequence in state.running),
         waiting_tokens=state.queue.num_tokens + unfinished,
         queues=_count_queues(state),
-        prefix_query_tokens=query,
-        prefix_hit_tokens=hit,
-        recomputed_tokens=recomputed,
+        prefix_query_tokens=counters.pop("prefix_query_tokens"),
+        prefix_hit_tokens=counters.pop("prefix_hit_tokens"),
+        recomputed_tokens=counters.pop("recomputed_tokens"),
         cached_value_tokens=pool.cached_weight * state.capacity.block_tokens,
         leaked_blocks=pool.num_used if idle else 0,
         extra=counters | {"evicted_blocks": state.cache.num_evicted},

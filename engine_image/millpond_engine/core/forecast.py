@@ -12,27 +12,28 @@ from millpond_engine.core.state import State
 
 
 class Forecast:
-    """The running sequences by expected end, kept up to date while a step admits."""
+    """The running sequences by expected end; made when first asked, kept up to date while a step admits."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._size = state.capacity.block_tokens
         self._watermark = count_blocks(state.capacity.num_blocks * state.settings.watermark_percent, 100)
-        self._entries: list[tuple[int, int]] = []
+        self.forget()
+
+    def forget(self) -> None:
+        """Somebody has left the batch: look again when asked."""
+        self._entries: list[tuple[int, int]] | None = None
         self._allocated = 0
         """Blocks that only running sequences hold."""
         self._promised = 0
         """Blocks that their known tokens still need."""
-        for sequence in state.running:
-            self.add(sequence)
+        self._failed: list[tuple[int, int, int]] = []
+        """What did not fit in the long run: whatever is larger in every respect does not either."""
 
     def add(self, sequence: Sequence) -> None:
-        """Count a running sequence: its expected end, and the blocks it will then give back."""
-        private = len(sequence.table) - sequence.shared
-        planned = max(private, count_blocks(sequence.num_tokens, self._size) - sequence.shared)
-        insort(self._entries, (-self._expect(sequence), planned))
-        self._allocated += private
-        self._promised += planned - private
+        """Count a sequence that has just been let in."""
+        if self._entries is not None:
+            insort(self._entries, self._measure(sequence))
 
     def fits(self, sequence: Sequence, hit: Iterable[int], needed: int) -> bool:
         """Room for `needed` blocks now, and later for the growth of everybody; `hit` will be referenced.
@@ -40,15 +41,33 @@ class Forecast:
         Into an empty batch enters whoever fits now.
         """
         available = self._state.cache.count_available_without(hit)
+        if needed > available:
+            return False
+        if self._entries is None:
+            self._entries = sorted(self._measure(running) for running in self._state.running)
         if needed > available - self._promised:
             return False
         if not self._entries:
             return True
         if is_due_a_guarantee(self._state, sequence.group) and not self._can_guarantee(sequence.group):
             return False
+        remaining, taken = self._expect(sequence), self._state.cache.pool.num_available - available
+        if any(remaining >= other[0] and needed >= other[1] and taken >= other[2] for other in self._failed):
+            return False
         entries = list(self._entries)
-        insort(entries, (-self._expect(sequence), needed))
-        return compute_peak_blocks(entries, self._size) <= available + self._allocated - self._watermark
+        insort(entries, (-remaining, needed))
+        if compute_peak_blocks(entries, self._size) <= available + self._allocated - self._watermark:
+            return True
+        self._failed.append((remaining, needed, taken))
+        return False
+
+    def _measure(self, sequence: Sequence) -> tuple[int, int]:
+        """Minus the tokens a sequence will still generate, and the blocks it will then give back."""
+        private = len(sequence.table) - sequence.shared
+        planned = max(private, count_blocks(sequence.num_tokens, self._size) - sequence.shared)
+        self._allocated += private
+        self._promised += planned - private
+        return (-self._expect(sequence), planned)
 
     def _expect(self, sequence: Sequence) -> int:
         limit = sequence.group.request.stop.max_tokens

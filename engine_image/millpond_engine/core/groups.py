@@ -41,10 +41,8 @@ def close_group(state: State, group: Group, finish: FinishReason) -> None:
 def fail_group(state: State, group: Group) -> None:
     """End every sequence of a request that has not ended with an error."""
     request_id = group.request.request_id
-    if group.held:
-        indices = list(range(group.request.n))
-    else:
-        indices = sorted([*(s.index for s in [*group.running, *group.waiting]), *group.unborn])
+    alive = sorted([*(s.index for s in [*group.running, *group.waiting]), *group.unborn])
+    indices = range(group.request.n) if group.held else alive
     state.news.sequences += [
         SequenceOutput(request_id, index, finish=FinishReason.ERROR) for index in indices
     ]
@@ -94,36 +92,29 @@ def _continue(beam: Sequence, survivor: Survivor) -> None:
 def _report_beams(state: State, group: Group) -> None:
     search = group.beam
     assert search is not None
-    for index, hypothesis in enumerate(search.results()):
-        state.estimate.finish(len(hypothesis.tokens))
+    request_id = group.request.request_id
+    for index, best in enumerate(search.results()):
+        state.estimate.finish(len(best.tokens))
         state.news.sequences.append(
-            SequenceOutput(
-                group.request.request_id,
-                index,
-                hypothesis.tokens,
-                finish=hypothesis.finish,
-                stop_token=hypothesis.stop_token,
-                score=hypothesis.score,
-            )
+            SequenceOutput(request_id, index, best.tokens, (), best.finish, best.stop_token, best.score)
         )
     close_group(state, group, FinishReason.STOP)
 
 
 def _report_best(state: State, group: Group) -> None:
     """Report the n samples with the highest mean log-probability, best first."""
-    ranked = sorted(group.done, key=lambda s: -s.logprob_sum / max(s.num_output, 1))
+    ranked = sorted(group.done, key=_get_mean_logprob, reverse=True)
     wanted = group.request.sampling.num_logprobs is not None
     for index, sample in enumerate(ranked[: group.request.n]):
-        output = tuple(sample.tokens[sample.prompt_tokens :])
-        stopped = sample.finish is FinishReason.STOP and output[-1:] and output[-1] in group.ends
+        tokens, stop_token = tuple(sample.tokens[sample.prompt_tokens :]), None
+        if sample.finish is FinishReason.STOP:
+            tokens, stop_token = tokens[:-1], tokens[-1]
+        logprobs = tuple(sample.logprobs) if wanted else ()
+        mean = _get_mean_logprob(sample)
         state.news.sequences.append(
-            SequenceOutput(
-                group.request.request_id,
-                index,
-                output[:-1] if stopped else output,
-                tuple(sample.logprobs) if wanted else (),
-                finish=sample.finish,
-                stop_token=output[-1] if stopped else None,
-                score=sample.logprob_sum / max(sample.num_output, 1),
-            )
+            SequenceOutput(group.request.request_id, index, tokens, logprobs, sample.finish, stop_token, mean)
         )
+
+
+def _get_mean_logprob(sample: Sequence) -> float:
+    return sample.logprob_sum / max(sample.num_output, 1)

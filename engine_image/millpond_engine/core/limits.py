@@ -67,21 +67,3 @@ def _find_invalid(request: Request, settings: SchedulerSettings, capacity: Capac
     if request.stop.max_tokens == 0 and (beam is not None or max(request.n, request.best_of) > 1):
         return "with max_tokens 0 there is nothing to sample more than once"
     return ""
-
-
-def check_queue(
-    request: Request,
-    settings: SchedulerSettings,
-    *,
-    num_waiting: int,
-    waiting_tokens: int,
-    tokens_per_second: float | None,
-) -> Refusal | None:
-    """Refuse when the queue is full, with the time its tokens take at the measured speed."""
-    tokens = waiting_tokens + len(request.prompt)
-    full = num_waiting >= settings.max_queued_requests
-    if not full and (tokens <= settings.max_queued_tokens or num_waiting == 0):
-        return None
-    message = f"{num_waiting} requests with {waiting_tokens} tokens wait (limits {settings.max_queued_requests} and {settings.max_queued_tokens})"
-    delay = waiting_tokens / tokens_per_second if tokens_per_second else None
-    return Refusal(request.request_id, RefusalReason.OVERLOADED, message, delay)

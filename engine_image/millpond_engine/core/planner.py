@@ -93,7 +93,7 @@ def _extend_prefills(state: State, builder: PlanBuilder, prefills: list[Sequence
         left = sequence.num_tokens - sequence.computed - sequence.pending
         if row is None or builder.budget <= 0 or left <= 0:
             continue
-        room = (len(sequence.table) + state.cache.num_available) * size - sequence.computed
+        room = (len(sequence.table) + state.cache.pool.num_available) * size - sequence.computed
         extra = min(left, builder.budget, room)
         if extra > 0:
             missing = count_blocks(sequence.computed + extra, size) - len(sequence.table)
@@ -104,8 +104,7 @@ def _extend_prefills(state: State, builder: PlanBuilder, prefills: list[Sequence
 
 def _seal(state: State, builder: PlanBuilder) -> StepPlan:
     if builder.empty:
-        state.cache.end_step(builder.step)
-        state.host.end_step(builder.step)
+        state.end_step(builder.step)
         return builder.seal(())
     plan = builder.seal(tuple(state.dropped_rows))
     state.dropped_rows.clear()

@@ -101,14 +101,11 @@ def _choose_mode(state: State, builder: PlanBuilder, group: Group) -> Preemption
     setting = state.settings.preemption
     if setting == "Reject":
         return PreemptionMode.REJECT
+    num_blocks = len(_list_swap_blocks(state, group))
     copied = any(sequence in builder.copied for sequence in group.running)
-    blocks = _list_swap_blocks(state, group)
-    possible = 0 < len(blocks) <= state.host.num_free and not copied
-    if setting == "Recompute" or not possible:
+    if setting == "Recompute" or copied or not 0 < num_blocks <= state.host.num_free:
         return PreemptionMode.RECOMPUTE
-    if setting == "Swap":
-        return PreemptionMode.SWAP
-    return _choose_cheaper(state, group, len(blocks))
+    return PreemptionMode.SWAP if setting == "Swap" else _choose_cheaper(state, group, num_blocks)
 
 
 def _choose_cheaper(state: State, group: Group, num_blocks: int) -> PreemptionMode:

@@ -8,7 +8,7 @@ requests that already hold blocks, recently preempted ones (a bounded boost), th
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from heapq import heappop, heappush
 from itertools import islice
 
@@ -208,12 +208,7 @@ POLICIES: dict[str, type[Policy]] = {
 }
 
 
-def wake_account(account: Account, active: list[Account]) -> None:
+def wake_account(account: Account, busy: Iterable[Account]) -> None:
     """Let a tenant that was idle start at the active minimum, so that idleness earns no credit."""
-    times = [
-        other.virtual_time
-        for other in active
-        if other is not account and other.class_name == account.class_name
-    ]
-    if times:
-        account.tokens = max(account.tokens, int(min(times) * account.weight))
+    times = [other.virtual_time for other in busy if other.class_name == account.class_name]
+    account.tokens = max(account.tokens, int(min(times, default=0.0) * account.weight))

@@ -36,7 +36,7 @@ def schedule_chunk(
 
 def make_room(state: State, builder: PlanBuilder, sequence: Sequence, num_blocks: int, now: float) -> bool:
     """Preempt until `num_blocks` can be allocated for a running sequence."""
-    while state.cache.num_available < num_blocks:
+    while state.cache.pool.num_available < num_blocks:
         state.counters.failed_allocations += 1
         victim = None if state.cache.count_fenced() else _choose_victim(state, builder, sequence)
         if victim is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from millpond_engine.core.counts import make_counts
 from millpond_engine.core.groups import end_sequence
 from millpond_engine.core.integrity import check_state
-from millpond_engine.core.limits import check_queue, check_request
+from millpond_engine.core.limits import check_request
 from millpond_engine.core.outputs import SchedulerCounts, StepOutput
 from millpond_engine.core.planner import make_plan
 from millpond_engine.core.request import FinishReason, Refusal, RefusalReason, Request
@@ -34,13 +34,7 @@ class Scheduler:
             message = f"a request with id {request.request_id} is open"
             return Refusal(request.request_id, RefusalReason.INVALID_VALUE, message)
         rule = state.get_class(request.class_name)
-        refusal = check_request(request, rule, self.settings, self.capacity) or check_queue(
-            request,
-            self.settings,
-            num_waiting=len(state.queue),
-            waiting_tokens=state.queue.num_tokens,
-            tokens_per_second=state.speed.tokens_per_second,
-        )
+        refusal = check_request(request, rule, self.settings, self.capacity) or self._check_queue(request)
         if refusal is not None:
             return refusal
         group = state.make_group(request)
@@ -112,3 +106,16 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert the invariants of blocks, tree, rows and queue; linear in everything, for tests."""
         check_state(self._state)
+
+    def _check_queue(self, request: Request) -> Refusal | None:
+        """Refuse when the queue is full, with the time its tokens take at the measured speed."""
+        settings, queue, speed = self.settings, self._state.queue, self._state.speed.tokens_per_second
+        tokens = queue.num_tokens + len(request.prompt)
+        if len(queue) < settings.max_queued_requests and (
+            tokens <= settings.max_queued_tokens or not len(queue)
+        ):
+            return None
+        limits = f"{settings.max_queued_requests} and {settings.max_queued_tokens}"
+        message = f"{len(queue)} requests with {queue.num_tokens} tokens wait (limits {limits})"
+        delay = queue.num_tokens / speed if speed else None
+        return Refusal(request.request_id, RefusalReason.OVERLOADED, message, delay)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 
 from millpond_engine.core.beam import BeamSearch
 from millpond_engine.core.request import FinishReason, Request, SamplingParams, WaitReason
@@ -78,7 +79,8 @@ class Sequence:
         """Step that computed the end of the prompt; -1: not since the last admission."""
         self.branching = group.beam.count_branches(len(group.ends)) if group.beam else 0
         self.branches: tuple[tuple[int, float], ...] | None = None
-        self.plain = group.beam is None and group.request.sampling.num_prompt_logprobs is None
+        self.plain = group.request.sampling.num_prompt_logprobs is None
+        """No log-probabilities of its prompt are asked for."""
         self.logprob_sum = 0.0
         self.logprobs: list[TokenLogprobs] = []
         """Kept only when the output is held back until the end."""
@@ -181,9 +183,7 @@ def make_sampling(request: Request) -> SamplingParams:
     sampling = request.sampling
     if request.best_of <= request.n or sampling.num_logprobs is not None:
         return sampling
-    return SamplingParams(
-        **{name: getattr(sampling, name) for name in sampling.__slots__} | {"num_logprobs": 0}
-    )
+    return replace(sampling, num_logprobs=0)
 
 
 def mix_seed(seed: int, index: int) -> int:

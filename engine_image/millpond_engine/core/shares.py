@@ -16,7 +16,7 @@ def check_gates(state: State, group: Group) -> WaitReason | None:
         return None
     tenant = group.request.tenant
     cap = state.get_tenant(tenant).max_concurrency
-    if cap is not None and state.tenant_running.get(tenant, 0) >= cap:
+    if cap is not None and state.count_running(tenant) >= cap:
         return WaitReason.TENANT_CAP
     rule = group.rule
     if rule.gate_class is not None and state.queue.num_by_class.get(rule.gate_class, 0) >= rule.gate_below:
@@ -26,8 +26,6 @@ def check_gates(state: State, group: Group) -> WaitReason | None:
 
 def _within_share(state: State, group: Group, rule: ClassRule) -> bool:
     """Whether the class stays within its share, and leaves other classes what they reserved."""
-    if not state.settings.classes:
-        return True
     limit = state.capacity.num_blocks
     own_limit = compute_class_limit(state.settings, rule, limit)
     if own_limit == limit:

@@ -20,6 +20,9 @@ from millpond_engine.core.request import FinishReason, PreemptionMode, Refusal, 
 from millpond_engine.core.sequence import NO_ROW, Account, Group, Sequence, mix_seed
 from millpond_engine.core.settings import Capacity, ClassRule, SchedulerSettings, TenantRule
 
+_MAX_ACCOUNTS = 1024
+"""Beyond this many, accounts of tenants without an open request are forgotten."""
+
 
 @dataclass(slots=True)
 class Counters:
@@ -66,7 +69,6 @@ class State:
         self.speed = PrefillSpeed()
         self.counters = Counters()
         self.last_mode: PreemptionMode | None = None
-        self.tenant_running: dict[str, int] = {}
         self.accounts: dict[tuple[str, str], Account] = {}
         self._classes = {rule.name: rule for rule in settings.classes}
         self._tenants = {rule.name: rule for rule in settings.tenants}
@@ -84,6 +86,10 @@ class State:
     def get_tenant(self, name: str) -> TenantRule:
         """Rule of a tenant."""
         return self._tenants.get(name) or TenantRule(name)
+
+    def count_running(self, tenant: str) -> int:
+        """Requests of a tenant in the batch, all classes together."""
+        return sum(account.num_running for account in self.accounts.values() if account.tenant == tenant)
 
     def count_hit(self, group: Group) -> int:
         """Prompt tokens of a request that are cached now."""
@@ -120,12 +126,9 @@ class State:
             self._num_admissions += 1
             group.admission = self._num_admissions
             group.account.num_running += 1
-            tenant = group.request.tenant
-            self.tenant_running[tenant] = self.tenant_running.get(tenant, 0) + 1
         group.started_step = self.step
         sequence.row = group.spare_rows.pop() if group.spare_rows else self.free_rows.pop()
-        sequence.table = table
-        sequence.computed = computed
+        sequence.table, sequence.computed = table, computed
         sequence.fresh = True
         sequence.dirty = sequence.stale = False
         sequence.ready_step = -1
@@ -137,16 +140,16 @@ class State:
         """Take row and blocks from a running sequence; blocks of a step in flight wait for its end."""
         group = sequence.group
         fence = self.newest_flight() if sequence.flights else None
-        table = sequence.table
-        if builder is not None and fence is None and not builder.list_copy_sources().isdisjoint(table):
+        if (
+            builder is not None
+            and fence is None
+            and not builder.list_copy_sources().isdisjoint(sequence.table)
+        ):
             fence = builder.step
-        self.cache.release(table, fence)
+        self.cache.release(sequence.table, fence)
         if not sequence.fresh:
             self.dropped_rows.append(sequence.row)
-        if group.beam is not None:
-            group.spare_rows.append(sequence.row)
-        else:
-            self.free_rows.append(sequence.row)
+        (self.free_rows if group.beam is None else group.spare_rows).append(sequence.row)
         sequence.row = NO_ROW
         sequence.table = []
         sequence.published = sequence.shared = 0
@@ -157,7 +160,6 @@ class State:
             self.free_rows += group.spare_rows
             group.spare_rows.clear()
             group.account.num_running -= 1
-            self.tenant_running[group.request.tenant] -= 1
 
     def forget(self, group: Group, finish: FinishReason) -> None:
         """Drop all that is left of a request: running, waiting, swapped and unborn sequences."""
@@ -176,6 +178,11 @@ class State:
         if group.host_blocks:
             self.host.release(group.host_blocks, self.newest_flight())
             group.host_blocks = []
+
+    def end_step(self, step: int) -> None:
+        """Release what was fenced behind a step."""
+        self.cache.end_step(step)
+        self.host.end_step(step)
 
     def newest_flight(self) -> int | None:
         """The last planned step that has not been read back."""
@@ -214,13 +221,13 @@ class State:
         )
 
     def _get_account(self, class_name: str, tenant: str) -> Account:
+        busy = {group.account for group in self.groups.values()}
+        if len(self.accounts) >= _MAX_ACCOUNTS:  # idle ones start at the active minimum anyway
+            self.accounts = {key: account for key, account in self.accounts.items() if account in busy}
         account = self.accounts.get((class_name, tenant))
         if account is None:
             account = Account(class_name, tenant, self.get_tenant(tenant).weight)
             self.accounts[class_name, tenant] = account
-        if not account.num_running and account not in self.queue.buckets:
-            active = [
-                other for other in self.accounts.values() if other.num_running or other in self.queue.buckets
-            ]
-            wake_account(account, active)
+        if account not in busy:
+            wake_account(account, busy)
         return account

@@ -68,7 +68,8 @@ class PrefixTree:
         Returns the path's own blocks for these tokens: where it already had some, those, else the
         given ones. The caller gives its duplicates back.
         """
-        node = self._get_root(namespace) if parent is None else self.node_of[parent]
+        root = Node(None, 0, namespace)
+        node = self._roots.setdefault(namespace, root) if parent is None else self.node_of[parent]
         assert node is not None, f"block {parent} is not in the tree"
         used = depth - node.start
         path: list[int] = []
@@ -146,12 +147,6 @@ class PrefixTree:
                 low, high = (middle, high) if same else (low, middle)
             break
         return low - used
-
-    def _get_root(self, namespace: Namespace) -> Node:
-        root = self._roots.get(namespace)
-        if root is None:
-            root = self._roots[namespace] = Node(None, 0, namespace)
-        return root
 
     def _attach(self, node: Node, tokens: bytes, blocks: list[int]) -> None:
         """Hang new blocks behind a node: a leaf grows, any other gets a child."""

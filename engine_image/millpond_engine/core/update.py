@@ -30,7 +30,7 @@ def apply_result(state: State, plan: StepPlan, result: StepResult, now: float) -
     for group in searches:
         if group.running:
             advance_beams(state, group)
-    _end_step(state, plan)
+    state.end_step(plan.step)
     prefill_tokens = sum(row.num_tokens for row in plan.rows if row.num_tokens > 1)
     if prefill_tokens:
         state.speed.add(prefill_tokens, plan.num_tokens - prefill_tokens, result.seconds)
@@ -50,12 +50,7 @@ def apply_failure(state: State, plan: StepPlan) -> None:
             for sequence in group.waiting:
                 sequence.lost, sequence.computed, sequence.host_table = sequence.computed, 0, []
     state.dropped_rows += plan.dropped_rows
-    _end_step(state, plan)
-
-
-def _end_step(state: State, plan: StepPlan) -> None:
-    state.cache.end_step(plan.step)
-    state.host.end_step(plan.step)
+    state.end_step(plan.step)
 
 
 def _take_row(state: State, sequence: Sequence, step: RowStep, got: RowResult | None, now: float) -> None:
@@ -124,7 +119,7 @@ def _take_token(state: State, sequence: Sequence, token: int, got: RowResult) ->
     if group.held:
         sequence.logprobs += logprobs
     else:
-        told = () if stop_token is not None else (token,)
+        told = (token,) if stop_token is None else ()
         news = SequenceOutput(group.request.request_id, sequence.index, told, logprobs, finish, stop_token)
         state.news.sequences.append(news)
     if finish is not None:

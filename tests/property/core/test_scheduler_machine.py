@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from tests.unit.millpond_engine.core.harness import Loop, expect, make_request
+from tests.unit.millpond_engine.core.test_eng_groups import assert_beams
 
 from millpond_engine.core.request import BeamParams, SamplingParams
 from millpond_engine.core.sequence import mix_seed
 from millpond_engine.core.settings import Capacity, ClassRule, SchedulerSettings, TenantRule
-from tests.unit.millpond_engine.core.harness import Loop, expect, make_request
-from tests.unit.millpond_engine.core.test_eng_groups import assert_beams
 
 CLASSES = (
     ClassRule("interactive", priority=10, ttft_seconds=0.1, reserved_percent=20),
@@ -45,14 +45,20 @@ shapes = st.one_of(
     st.just({}),
     st.builds(dict, n=st.integers(2, 5)),
     st.builds(dict, best_of=st.integers(2, 3)),
-    st.builds(dict, n=st.integers(1, 2), beam=st.builds(BeamParams, st.integers(2, 3), st.sampled_from([0.5, 1.0, 2.0]))),
+    st.builds(
+        dict,
+        n=st.integers(1, 2),
+        beam=st.builds(BeamParams, st.integers(2, 3), st.sampled_from([0.5, 1.0, 2.0])),
+    ),
 )
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     """The loop checks the state after each step; this class drives it and checks the answers at the end."""
 
-    @initialize(settings=scheduler_settings, capacity=capacities, overlap=st.booleans(), optimistic=st.booleans())
+    @initialize(
+        settings=scheduler_settings, capacity=capacities, overlap=st.booleans(), optimistic=st.booleans()
+    )
     def begin(self, settings, capacity, overlap, optimistic):
         self.loop = Loop(settings, capacity, overlap=overlap, optimistic=optimistic)
         self.left: set[str] = set()
@@ -110,7 +116,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(choice=st.integers(0, 1000))
     def stop_one(self, choice):
         sequence = list(self.loop.state.running)[choice % len(self.loop.state.running)]
-        if self.loop.scheduler.stop_sequence(sequence.group.request.request_id, sequence.index, self.loop.now):
+        if self.loop.scheduler.stop_sequence(
+            sequence.group.request.request_id, sequence.index, self.loop.now
+        ):
             self.left.add(sequence.group.request.request_id)
         self.loop.scheduler.check_integrity()
 
@@ -134,7 +142,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def check_answer(self, name, request):
         loop = self.loop
         assert name in loop.finished
-        assert loop.preemptions.get(name, 0) <= max(loop.settings.max_preemptions, 0) or request.n > 1 or request.best_of > 1
+        assert (
+            loop.preemptions.get(name, 0) <= max(loop.settings.max_preemptions, 0)
+            or request.n > 1
+            or request.best_of > 1
+        )
         if request.sampling.num_prompt_logprobs is not None:
             told = [entry.logprob for entry in loop.prompt_logprobs[name]]
             assert told == [-float(position) for position in range(1, len(request.prompt))]
@@ -147,5 +159,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(
-    max_examples=120, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+    max_examples=120,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=True,
 )

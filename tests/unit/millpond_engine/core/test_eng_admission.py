@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tests.unit.millpond_engine.core.harness import Loop, expect, make_request
 
 from millpond_engine.core.request import RefusalReason, SamplingParams, WaitReason
 from millpond_engine.core.settings import Capacity, ClassRule, SchedulerSettings
-from tests.unit.millpond_engine.core.harness import Loop, expect, make_request
 
 CLASSES = (ClassRule("interactive", priority=100), ClassRule("batch", priority=0))
 
@@ -73,7 +73,9 @@ def test_eng_004_a_heavy_head_is_passed_a_bounded_number_of_times():
     for i in range(40):
         loop.add(make_request(f"light{i}", 20, 8, arrival_seconds=2.0 + i))
         loop.step()
-        started += [name for name in loop.state.groups if loop.state.groups[name].running and name not in started]
+        started += [
+            name for name in loop.state.groups if loop.state.groups[name].running and name not in started
+        ]
         if "heavy" in started:
             break
     passed = [name for name in started[: started.index("heavy")] if name.startswith("light")]
@@ -104,7 +106,9 @@ def test_eng_006_prompt_and_output_together_beyond_the_pool_are_refused_with_bot
     assert refusal.reason is RefusalReason.KV_CAPACITY_EXCEEDED
     assert "64 blocks" in refusal.message
     assert "63" in refusal.message
-    assert loop.add(make_request("fits", 1000, 9)) is None  # 1,008 stored tokens: the last one's KV is not needed
+    assert (
+        loop.add(make_request("fits", 1000, 9)) is None
+    )  # 1,008 stored tokens: the last one's KV is not needed
     loop.run()
     assert loop.preemptions == {}
     assert len(loop.output("fits")) == 9

@@ -5,18 +5,20 @@ from __future__ import annotations
 import random
 
 import pytest
+from tests.unit.millpond_engine.core.harness import Loop, expect, make_request
 
 from millpond_engine.core import tree
 from millpond_engine.core.outputs import BlocksRemoved, BlocksStored, CacheCleared
 from millpond_engine.core.request import SamplingParams
 from millpond_engine.core.settings import Capacity, ClassRule, SchedulerSettings, TenantRule
-from tests.unit.millpond_engine.core.harness import Loop, expect, make_request
 
 B = 16
 PROMPT_LOGPROBS = SamplingParams(temperature=0.0, seed=0, num_prompt_logprobs=0)
 
 
-def make_loop(num_blocks: int = 128, *, size: int = B, budget: int = 2048, context: int = 2048, **rest) -> Loop:
+def make_loop(
+    num_blocks: int = 128, *, size: int = B, budget: int = 2048, context: int = 2048, **rest
+) -> Loop:
     capacity = Capacity(num_blocks=num_blocks, block_tokens=size, max_model_tokens=context)
     settings = SchedulerSettings(policy="Fifo", max_batch_tokens=budget, watermark_percent=0, **rest)
     return Loop(settings, capacity)
@@ -87,7 +89,7 @@ def test_eng_026_freed_blocks_are_never_read():
     requests = []
     for step in range(400):
         if rng.random() < 0.3:
-            prompt = rng.choice(bases)[: rng.randint(1, 24)] + [rng.randrange(1000)]
+            prompt = [*rng.choice(bases)[: rng.randint(1, 24)], rng.randrange(1000)]
             requests.append(make_request(f"r{step}", prompt, rng.randint(1, 15)))
             loop.add(requests[-1])
         if loop.scheduler.has_work():
@@ -149,7 +151,9 @@ def test_a_full_hit_beside_the_owner_writes_to_a_copy():
 def test_eng_029_a_resumed_prompt_is_planned_after_its_hit_is_known():
     classes = (ClassRule("high", priority=1), ClassRule("low", priority=0))
     capacity = Capacity(num_blocks=40, block_tokens=B, max_model_tokens=640)
-    settings = SchedulerSettings(policy="Priority", classes=classes, watermark_percent=0, max_batch_tokens=100)
+    settings = SchedulerSettings(
+        policy="Priority", classes=classes, watermark_percent=0, max_batch_tokens=100
+    )
     loop = Loop(settings, capacity)
     prompt = make_request("source", 465).prompt
     serve(loop, make_request("prefix", prompt[:256], 1, class_name="low"))

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
+from tests.unit.millpond_engine.core.harness import Loop, expect, make_request, rank_branches
 
 from millpond_engine.core.beam import BeamSearch
 from millpond_engine.core.request import BeamParams, FinishReason, RefusalReason, SamplingParams
 from millpond_engine.core.sequence import mix_seed
 from millpond_engine.core.settings import Capacity, ClassRule, SchedulerSettings
-from tests.unit.millpond_engine.core.harness import Loop, expect, make_request, rank_branches
 
 CLASSES = (ClassRule("high", priority=1), ClassRule("low", priority=0))
 
 
-def make_loop(num_blocks: int, *, overlap: bool = False, host: int = 0, optimistic: bool = False, **rest) -> Loop:
+def make_loop(
+    num_blocks: int, *, overlap: bool = False, host: int = 0, optimistic: bool = False, **rest
+) -> Loop:
     capacity = Capacity(
         num_blocks=num_blocks,
         block_tokens=4,
@@ -38,7 +42,7 @@ def search_alone(request) -> list:
             [rank_branches(tokens, search.count_branches(len(ends))) for tokens, _ in beams],
             num_output=len(beams[0][0]) - size,
             ends=ends,
-            get_output=lambda parent: tuple(beams[parent][0][size:]),
+            get_output=lambda parent, beams=beams: tuple(beams[parent][0][size:]),
         )
         if not survivors:
             return search.results()
@@ -132,7 +136,9 @@ def test_beams_equal_the_search_alone(width, penalty, stop):
 @pytest.mark.parametrize("mode", ["Swap", "Recompute"])
 @pytest.mark.parametrize("rest", [{"n": 4}, {"n": 3, "beam": BeamParams(4)}, {"best_of": 4}])
 def test_a_group_is_preempted_and_resumed_as_one(rest, mode, overlap):
-    loop = make_loop(64, overlap=overlap, host=64, preemption=mode, classes=CLASSES, policy="Priority", max_preemptions=9)
+    loop = make_loop(
+        64, overlap=overlap, host=64, preemption=mode, classes=CLASSES, policy="Priority", max_preemptions=9
+    )
     group = make_request("group", 11, 30, sampling=SamplingParams(seed=2), class_name="low", **rest)
     rivals = [make_request(f"rival{i}", 236, 3, class_name="high") for i in range(3)]
     loop.add(group)
@@ -150,7 +156,9 @@ def test_a_group_is_preempted_and_resumed_as_one(rest, mode, overlap):
     if group.beam:
         assert_beams(loop, group)
     elif group.best_of == 1:
-        assert [loop.output("group", i) for i in range(4)] == [expect(group, mix_seed(2, i)) for i in range(4)]
+        assert [loop.output("group", i) for i in range(4)] == [
+            expect(group, mix_seed(2, i)) for i in range(4)
+        ]
     loop.assert_idle()
 
 
@@ -176,7 +184,7 @@ def test_beams_in_flight_are_not_planned_again():
     loop.add(make_request("r", 6, 7, n=2, beam=BeamParams(2)))
     loop.run()
     steps = [plan.step for plan in loop.plans if plan.rows]
-    assert all(later - earlier >= 2 for earlier, later in zip(steps, steps[1:], strict=False))
+    assert all(later - earlier >= 2 for earlier, later in pairwise(steps))
 
 
 def test_min_tokens_and_end_tokens():

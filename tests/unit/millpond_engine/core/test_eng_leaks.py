@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from tests.unit.millpond_engine.core.harness import Loop, expect, make_request
 
 from millpond_engine.core.request import BeamParams, FinishReason
 from millpond_engine.core.settings import Capacity, SchedulerSettings
 from millpond_engine.core.step import StepResult
-from tests.unit.millpond_engine.core.harness import Loop, expect, make_request
 
 OVERLAP = pytest.mark.parametrize("overlap", [False, True])
 
 
-def make_loop(num_blocks: int = 64, *, overlap: bool = False, budget: int = 2048, size: int = 4, slots: int = 256) -> Loop:
+def make_loop(
+    num_blocks: int = 64, *, overlap: bool = False, budget: int = 2048, size: int = 4, slots: int = 256
+) -> Loop:
     capacity = Capacity(num_blocks=num_blocks, block_tokens=size, max_model_tokens=256, num_host_blocks=32)
     settings = SchedulerSettings(policy="Fifo", max_batch_tokens=budget, max_sequences=slots)
     return Loop(settings, capacity, overlap=overlap)

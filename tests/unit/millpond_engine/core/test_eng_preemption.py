@@ -5,15 +5,17 @@ from __future__ import annotations
 import random
 
 import pytest
+from tests.unit.millpond_engine.core.harness import VOCABULARY, Loop, TokenRunner, crc, expect, make_request
 
 from millpond_engine.core.request import RefusalReason, SamplingParams
 from millpond_engine.core.settings import Capacity, ClassRule, SchedulerSettings
-from tests.unit.millpond_engine.core.harness import VOCABULARY, Loop, TokenRunner, crc, expect, make_request
 
 LADDER = (ClassRule("low", priority=0), ClassRule("middle", priority=1), ClassRule("high", priority=2))
 
 
-def make_capacity(num_blocks: int, *, size: int = 4, host: int = 0, context: int = 256, speed: float = 0.0) -> Capacity:
+def make_capacity(
+    num_blocks: int, *, size: int = 4, host: int = 0, context: int = 256, speed: float = 0.0
+) -> Capacity:
     return Capacity(
         num_blocks=num_blocks,
         block_tokens=size,
@@ -92,7 +94,12 @@ def test_eng_013_the_most_urgent_of_sixteen_runs_next(policy):
 
 
 def test_eng_014_fenced_blocks_are_waited_for_instead_of_preempting_on():
-    loop = Loop(SchedulerSettings(policy="Fifo", watermark_percent=0), make_capacity(16), overlap=True, optimistic=True)
+    loop = Loop(
+        SchedulerSettings(policy="Fifo", watermark_percent=0),
+        make_capacity(16),
+        overlap=True,
+        optimistic=True,
+    )
     for i in range(8):
         loop.add(make_request(f"r{i}", 6, 12))
     while loop.scheduler.has_work() or loop.flight:

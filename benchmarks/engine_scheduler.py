@@ -1,0 +1,249 @@
+"""What the scheduler costs and what paging buys, without a model: the core against its goals and naive peers.
+
+Run: python benchmarks/engine_scheduler.py [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import statistics
+import sys
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from millpond_engine.core.blocks import count_blocks
+from millpond_engine.core.request import Request, SamplingParams, StopParams
+from millpond_engine.core.scheduler import Scheduler
+from millpond_engine.core.settings import Capacity, SchedulerSettings
+from millpond_engine.core.step import RowResult, StepPlan, StepResult
+from millpond_engine.core.tree import PrefixTree
+
+BLOCK_TOKENS = 16
+GREEDY = SamplingParams(temperature=0.0, seed=0)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured number. `ratio` is value over peer; `goal` bounds the value or, with a peer, the ratio."""
+
+    name: str
+    value: float
+    unit: str
+    peer: float | None
+    ratio: float | None
+    goal: str
+    met: bool
+
+
+def make_request(number: int, prompt: tuple[int, ...], max_tokens: int) -> Request:
+    """A greedy request of one of eight tenants."""
+    return Request(f"r{number}", prompt, GREEDY, StopParams(max_tokens), 0.0, tenant=f"t{number % 8}")
+
+
+def make_prompt(rng: random.Random, length: int) -> tuple[int, ...]:
+    """Random tokens."""
+    return tuple(rng.randrange(32_000) for _ in range(length))
+
+
+def answer(plan: StepPlan) -> StepResult:
+    """The least a runner can say."""
+    rows = tuple(RowResult(row.row, token=row.start % 997) for row in plan.rows if row.sample)
+    return StepResult(plan.step, rows, 0.01)
+
+
+def measure_step(num_running: int, num_waiting: int, steps: int) -> list[float]:
+    """Seconds of plan and update together, with every sequence decoding."""
+    rng = random.Random(1)
+    capacity = Capacity(num_running * 80, BLOCK_TOKENS, 8192)
+    scheduler = Scheduler(SchedulerSettings(max_sequences=num_running, max_batch_tokens=8192), capacity)
+    for number in range(num_running + num_waiting):
+        assert scheduler.add(make_request(number, make_prompt(rng, 512), 600), 0.0) is None
+    plan = scheduler.plan(0.0)
+    while plan.num_tokens != num_running or len(plan.rows) != num_running:
+        scheduler.update(plan, answer(plan), 0.0)
+        plan = scheduler.plan(0.0)
+    scheduler.update(plan, answer(plan), 0.0)
+    gc.collect()
+    gc.disable()
+    seconds = []
+    for _ in range(steps):
+        started = time.perf_counter()
+        plan = scheduler.plan(0.0)
+        planned = time.perf_counter()
+        result = answer(plan)
+        answered = time.perf_counter()
+        scheduler.update(plan, result, 0.0)
+        seconds.append(planned - started + time.perf_counter() - answered)
+        assert len(plan.rows) == num_running
+    gc.enable()
+    return seconds
+
+
+def time_best(function: Callable[[], object], repeats: int) -> float:
+    """Shortest of several runs, in seconds."""
+    best = float("inf")
+    for _ in range(repeats):
+        started = time.perf_counter()
+        function()
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+def measure_lookup(length: int, num_others: int) -> float:
+    """Seconds to look up a cached prompt of `length` tokens beside `num_others` cached prompts that share half of it."""
+    rng = random.Random(2)
+    num_blocks = length // BLOCK_TOKENS
+    tree = PrefixTree((num_others + 1) * num_blocks, BLOCK_TOKENS)
+    prompt = array("I", make_prompt(rng, length))
+    free = iter(range((num_others + 1) * num_blocks))
+    for number in range(num_others + 1):
+        other = (
+            prompt
+            if number == 0
+            else prompt[: length // 2] + array("I", make_prompt(rng, length - length // 2))
+        )
+        tree.insert(("bench",), None, 0, other.tobytes(), [next(free) for _ in range(num_blocks)])
+    data = prompt.tobytes()
+    assert len(tree.lookup(("bench",), data)) == num_blocks
+    return time_best(lambda: tree.lookup(("bench",), data), 200)
+
+
+@dataclass
+class Paging:
+    """Averages over the steps in which the pool was under load."""
+
+    concurrent: float
+    waste: float
+
+
+def measure_paging(pool_tokens: int, num_requests: int, max_model_tokens: int) -> Paging:
+    """Serve prompts of 64 to 256 tokens with 32 to 160 output tokens; the server does not know the output lengths."""
+    rng = random.Random(3)
+    capacity = Capacity(pool_tokens // BLOCK_TOKENS, BLOCK_TOKENS, max_model_tokens)
+    scheduler = Scheduler(SchedulerSettings(max_sequences=1024, max_batch_tokens=4096), capacity)
+    ends: dict[str, int] = {}
+    for number in range(num_requests):
+        prompt = make_prompt(rng, rng.randint(64, 256))
+        ends[f"r{number}"] = rng.randint(32, 160)
+        scheduler.add(make_request(number, prompt, max_model_tokens - len(prompt)), 0.0)
+    generated = dict.fromkeys(ends, 0)
+    running: list[int] = []
+    wastes: list[float] = []
+    while scheduler.has_work():
+        plan = scheduler.plan(0.0)
+        output = scheduler.update(plan, answer(plan), 0.0)
+        counts = scheduler.counts()
+        if counts.num_waiting:
+            running.append(counts.num_running)
+            wastes.append(1 - counts.running_tokens / (counts.used_blocks * BLOCK_TOKENS))
+        for news in output.sequences:
+            generated[news.request_id] += 1
+            if generated[news.request_id] == ends[news.request_id]:
+                scheduler.stop_sequence(news.request_id, 0, 0.0)
+    return Paging(statistics.fmean(running), statistics.fmean(wastes))
+
+
+def measure_sharing() -> tuple[int, int]:
+    """Cached and cacheable prompt tokens: 8 system prompts of 512 tokens, 64 requests each, all at once."""
+    rng = random.Random(4)
+    scheduler = Scheduler(SchedulerSettings(max_sequences=256), Capacity(20_000, BLOCK_TOKENS, 4096))
+    systems = [make_prompt(rng, 512) for _ in range(8)]
+    for number in range(512):
+        prompt = systems[number % 8] + make_prompt(rng, rng.randint(16, 64))
+        assert scheduler.add(make_request(number, prompt, 32), 0.0) is None
+    cached = 0
+    while scheduler.has_work():
+        plan = scheduler.plan(0.0)
+        cached += sum(prompt.cached_tokens for prompt in scheduler.update(plan, answer(plan), 0.0).prompts)
+    return cached, 8 * 63 * 512
+
+
+def measure() -> list[Figure]:
+    """All figures."""
+    figures = []
+    for num_waiting in (0, 512):
+        milliseconds = statistics.median(measure_step(256, num_waiting, 300)) * 1e3
+        name = f"scheduler step, 256 decodes, {num_waiting} waiting (median)"
+        figures.append(Figure(name, milliseconds, "ms", None, None, "<= 1", milliseconds <= 1))
+    short, long = measure_lookup(2048, 50), measure_lookup(32_768, 50)
+    goal = "ratio <= 20 (16 times the tokens)"
+    figures.append(
+        Figure(
+            "prefix lookup, 32k against 2k tokens",
+            long * 1e6,
+            "us",
+            short * 1e6,
+            long / short,
+            goal,
+            long / short <= 20,
+        )
+    )
+    few, many = measure_lookup(8192, 2), measure_lookup(8192, 200)
+    figures.append(
+        Figure(
+            "prefix lookup, 200 against 2 other prompts",
+            many * 1e6,
+            "us",
+            few * 1e6,
+            many / few,
+            "ratio <= 1.5",
+            many / few <= 1.5,
+        )
+    )
+    pool_tokens, max_model_tokens = 65_536, 2048
+    paging = measure_paging(pool_tokens, 1500, max_model_tokens)
+    reserved = pool_tokens / (count_blocks(max_model_tokens, BLOCK_TOKENS) * BLOCK_TOKENS)
+    ratio = paging.concurrent / reserved
+    figures.append(Figure("paging waste", paging.waste * 100, "%", None, None, "<= 4", paging.waste <= 0.04))
+    figures.append(
+        Figure(
+            "concurrent sequences, against reserving 2048 tokens each",
+            paging.concurrent,
+            "sequences",
+            reserved,
+            ratio,
+            "ratio >= 3",
+            ratio >= 3,
+        )
+    )
+    cached, possible = measure_sharing()
+    share = cached / possible
+    figures.append(
+        Figure(
+            "cached prompt tokens, against all that repeat",
+            cached,
+            "tokens",
+            possible,
+            share,
+            "ratio >= 0.95",
+            share >= 0.95,
+        )
+    )
+    return figures
+
+
+def main() -> int:
+    """Print the figures; write them as JSON when asked. Exit status 1 if a goal is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    options = parser.parse_args()
+    figures = measure()
+    for figure in figures:
+        peer = "" if figure.peer is None else f"  peer {figure.peer:.4g}, ratio {figure.ratio:.3g}"
+        state = "met" if figure.met else "MISSED"
+        sys.stdout.write(
+            f"{figure.name}: {figure.value:.4g} {figure.unit}{peer}  goal {figure.goal}: {state}\n"
+        )
+    if options.json:
+        options.json.write_text(json.dumps([asdict(figure) for figure in figures], indent=2) + "\n")
+    return 0 if all(figure.met for figure in figures) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
