@@ -6,13 +6,14 @@ import argparse
 import asyncio
 import sys
 from contextlib import ExitStack
+from typing import Any
 
-from demo import install
 from demo.chat import ask
-from demo.cluster import Cluster, find_cluster
+from demo.cluster import find_cluster
 from demo.errors import DemoError
 from demo.forward import port_forward
-from demo.load import Tally, run_load
+from demo.install import Site, make_pool, push_images, serve_model
+from demo.load import Tally, Verdict, run_load
 from demo.steps import run, say, step
 
 MODEL = "smollm2"
@@ -45,34 +46,30 @@ def show(stack: ExitStack, *, quick: bool) -> None:
     """The main job, step by step."""
     with step("a real Kubernetes cluster"):
         cluster = find_cluster()
+    site = Site(cluster)
     with step("the three images"):
-        images = install.push_images(cluster)
+        images = push_images(cluster)
     with step("helm install"):
-        install.install_chart(cluster, images)
+        site.install_chart(images)
     with step("the model file, and kubectl apply of examples/01-quickstart.yaml"):
-        model, server = install.serve_model(cluster)
+        model, server = serve_model(cluster)
         if server is not None:
             stack.callback(server.terminate)
-        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": install.NAMESPACE}}
-        pool = install.make_pool(model)
-        install.remove_pool(cluster)
-        install.apply(cluster, namespace)
-        install.apply(cluster, pool)
+        site.make_namespace()
+        site.remove_pools()
+        pool = make_pool(model, namespace=site.namespace)
+        site.apply(pool)
     with step("the pool becomes Ready: every replica has answered a real request"):
-        install.wait_ready(cluster, MODEL)
-        print(
-            cluster.run_kubectl(
-                "-n", install.NAMESPACE, "get", "mpool", "-o", "wide", what="kubectl get mpool"
-            )
-        )
-    url = stack.enter_context(port_forward(cluster, install.NAMESPACE, "service/millpond-gateway", 80))
+        site.wait_ready(MODEL)
+        print(site.run_kubectl("get", "mpool", "-o", "wide", what="kubectl get mpool"))
+    url = stack.enter_context(port_forward(cluster, site.namespace, "service/millpond-gateway", 80))
     with step(f"a streamed answer through the gateway: {QUESTION}"):
         answer = ask(url, MODEL, QUESTION)
         say(f"first token after {answer.first_token_seconds * 1000:.0f} ms")
     if not quick:
         show_prefix_cache(url)
-        show_rollout(cluster, url, pool)
-    finish(cluster)
+        show_rollout(site, url, pool)
+    finish(site)
 
 
 def show_prefix_cache(url: str) -> None:
@@ -91,45 +88,44 @@ def show_prefix_cache(url: str) -> None:
             )
 
 
-def show_rollout(cluster: Cluster, url: str, pool: dict[str, object]) -> None:
+def show_rollout(site: Site, url: str, pool: dict[str, Any]) -> None:
     """Roll the pool to a new revision while streams run; none may be lost."""
     with step("a new revision rolls out while clients stream"):
-        tally = asyncio.run(_roll_under_load(cluster, url, pool))
+        tally = asyncio.run(_roll_under_load(site, url, pool))
         say(f"{tally.total} streams: {tally}")
-        if tally.counts.total() != tally.counts["complete"]:  # type: ignore[index]
+        if tally.total != tally.counts[Verdict.COMPLETE]:
             raise DemoError(
                 f"streams were not whole: {tally.details}", hint="kubectl logs of gateway and engine pods"
             )
 
 
-async def _roll_under_load(cluster: Cluster, url: str, pool: dict[str, object]) -> Tally:
+async def _roll_under_load(site: Site, url: str, pool: dict[str, Any]) -> Tally:
     stop = asyncio.Event()
     prompts = [f"Tell me about the number {number}." for number in range(8)]
     load = asyncio.create_task(
         run_load(url, model=MODEL, prompts=prompts, tokens=24, concurrency=4, stop=stop)
     )
     try:
-        await asyncio.to_thread(_roll, cluster, pool)
+        await asyncio.to_thread(_roll, site, pool)
     finally:
         stop.set()
         tally = await load
     return tally
 
 
-def _roll(cluster: Cluster, pool: dict[str, object]) -> None:
-    spec = dict(pool["spec"])  # type: ignore[call-overload]
-    engine = {**spec.get("engine", {}), "env": [{"name": "MILLPOND_DEMO_ROLLOUT", "value": "2"}]}
-    install.apply(cluster, {**pool, "spec": {**spec, "engine": engine}})
-    install.wait_ready(cluster, MODEL)
+def _roll(site: Site, pool: dict[str, Any]) -> None:
+    engine = {**pool["spec"].get("engine", {}), "env": [{"name": "MILLPOND_DEMO_ROLLOUT", "value": "2"}]}
+    site.apply({**pool, "spec": {**pool["spec"], "engine": engine}})
+    site.wait_ready(MODEL)
 
 
-def finish(cluster: Cluster) -> None:
+def finish(site: Site) -> None:
     """Say how to go on."""
-    kubectl = f"KUBECONFIG={cluster.kubeconfig} {cluster.kubectl}"
+    kubectl = f"KUBECONFIG={site.cluster.kubeconfig} {site.cluster.kubectl}"
     print(f"""
 The pool is running. How to go on:
-    {kubectl} -n {install.NAMESPACE} get mpool -o wide
-    {kubectl} -n {install.NAMESPACE} port-forward service/millpond-gateway 8080:80
+    {kubectl} -n {site.namespace} get mpool -o wide
+    {kubectl} -n {site.namespace} port-forward service/millpond-gateway 8080:80
     curl localhost:8080/v1/chat/completions -H 'content-type: application/json' \\
       -d '{{"model": "{MODEL}", "stream": true, "messages": [{{"role": "user", "content": "Hello!"}}]}}'
 Clean up: make demo-clean""")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 
@@ -43,7 +44,8 @@ def ask(
     }
     started = time.monotonic()
     first: float | None = None
-    text, usage, done = "", {}, False
+    text, done = "", False
+    usage: dict[str, Any] = {}
     try:
         with httpx.stream("POST", f"{base_url}/v1/chat/completions", json=body, timeout=180) as response:
             if response.status_code != 200:

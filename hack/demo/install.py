@@ -1,11 +1,11 @@
-"""Images, chart and quickstart pool on the cluster."""
+"""Images, chart and pools on a cluster; the demo and the end-to-end tests share it."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,113 @@ from demo.errors import DemoError
 from demo.steps import ROOT, run, say
 from images.build import IMAGES, build
 
-SYSTEM_NAMESPACE = "millpond-system"
-NAMESPACE = "millpond-demo"
 RELEASE = "millpond"
 QUICKSTART = ROOT / "examples/01-quickstart.yaml"
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The file the pool loads."""
+    """The file a pool loads."""
 
     source: str
     sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where the release and its pools live on a cluster."""
+
+    cluster: Cluster
+    system_namespace: str = "millpond-system"
+    namespace: str = "millpond-demo"
+
+    def run_kubectl(self, *arguments: str, what: str, seconds: float = 120, given: str | None = None) -> str:
+        """Run kubectl in the pools' namespace."""
+        return self.cluster.run_kubectl(
+            "-n", self.namespace, *arguments, what=what, seconds=seconds, given=given
+        )
+
+    def install_chart(
+        self, images: Mapping[str, str], *, values: tuple[str, ...] = (), release: str = RELEASE
+    ) -> None:
+        """Run helm upgrade --install and wait for the operator."""
+        helm = run([sys.executable, "hack/fetch-helm"], what="finding helm").strip().splitlines()[-1]
+        settings = [f"images.{name}={image}" for name, image in images.items()]
+        flags = [flag for setting in (*settings, *values) for flag in ("--set", setting)]
+        command = [
+            helm,
+            "upgrade",
+            "--install",
+            release,
+            "charts/millpond",
+            "--namespace",
+            self.system_namespace,
+        ]
+        # A CRD that an earlier checkout or a test applied with kubectl becomes the release's.
+        command += [
+            "--create-namespace",
+            "--take-ownership",
+            "--force-conflicts",
+            "--wait",
+            "--timeout",
+            "180s",
+            *flags,
+        ]
+        hint = f"kubectl -n {self.system_namespace} get pods,events"
+        run(command, what="helm upgrade --install", env=self.cluster.env, seconds=240, hint=hint)
+
+    def uninstall_chart(self, *, release: str = RELEASE) -> None:
+        """Run helm uninstall; pools and their CRD stay."""
+        helm = run([sys.executable, "hack/fetch-helm"], what="finding helm").strip().splitlines()[-1]
+        command = [
+            helm,
+            "uninstall",
+            release,
+            "--namespace",
+            self.system_namespace,
+            "--ignore-not-found",
+            "--wait",
+        ]
+        run(command, what="helm uninstall", env=self.cluster.env, seconds=180)
+
+    def apply(self, *documents: Mapping[str, Any]) -> None:
+        """Apply on the server's side."""
+        text = yaml.safe_dump_all([dict(document) for document in documents])
+        command = ("apply", "--server-side", "--force-conflicts", "-f", "-")
+        self.cluster.run_kubectl(*command, what="kubectl apply", given=text)
+
+    def make_namespace(self) -> None:
+        """Make the pools' namespace if it is not there."""
+        self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}})
+
+    def remove_pools(self) -> None:
+        """Remove the pools of an earlier run: a pool keeps the engine image it was made with until its spec changes."""
+        command = ("delete", "inferencepools.millpond.dev", "--all", "--ignore-not-found", "--timeout=120s")
+        self.run_kubectl(*command, what="removing the pools of an earlier run", seconds=150)
+
+    def fetch_pool(self, pool: str) -> dict[str, Any]:
+        """Read one pool."""
+        return self.cluster.fetch_json("-n", self.namespace, "get", "mpool", pool, what="reading the pool")
+
+    def wait_ready(self, pool: str, *, seconds: float = 420) -> dict[str, Any]:
+        """Wait until Ready is True at the pool's current generation, printing each change.
+
+        Raises:
+            DemoError: not within `seconds`; with the last reason.
+        """
+        deadline = time.monotonic() + seconds
+        last = ""
+        while time.monotonic() < deadline:
+            document = self.fetch_pool(pool)
+            line, ready = describe(document)
+            if line != last:
+                say(line)
+                last = line
+            if ready:
+                return document
+            time.sleep(1)
+        hint = f"kubectl -n {self.namespace} describe mpool {pool}; kubectl -n {self.namespace} get pods"
+        raise DemoError(f"pool {pool} is not Ready after {seconds:.0f} s: {last}", hint=hint)
 
 
 def push_images(cluster: Cluster) -> dict[str, str]:
@@ -40,19 +135,26 @@ def push_images(cluster: Cluster) -> dict[str, str]:
             output = run(
                 [sys.executable, "-m", "devcluster", "push", local], what=f"pushing the {name} image"
             )
-            names[name] = output.strip().splitlines()[-1]
+            names[name] = next(
+                line for line in reversed(output.splitlines()) if "/millpond/" in line and " " not in line
+            )
         else:
             names[name] = f"{cluster.registry}/{local.rpartition('/')[2]}"
+            hint = "log in to the registry of MILLPOND_REGISTRY"
             run(
                 ["buildah", "push", local, f"docker://{names[name]}"],
                 what=f"pushing {names[name]}",
-                hint="log in to the registry of MILLPOND_REGISTRY",
+                hint=hint,
             )
     return names
 
 
 def serve_model(cluster: Cluster) -> tuple[Model | None, subprocess.Popen[str] | None]:
-    """Fetch the model file and serve it beside the cluster; on a foreign cluster the example's own source is used."""
+    """Fetch the model file and serve it beside the cluster; on a foreign cluster the example's own source is used.
+
+    Raises:
+        DemoError: the server does not start.
+    """
     if cluster.host_address is None:
         return None, None
     path = Path(
@@ -64,105 +166,26 @@ def serve_model(cluster: Cluster) -> tuple[Model | None, subprocess.Popen[str] |
     assert server.stdout is not None
     port = server.stdout.readline().strip()
     if not port:
-        raise DemoError("the file server beside the cluster did not start", hint=LOG_HINT)
+        raise DemoError("the file server beside the cluster did not start", hint="look at the output above")
     say(f"{path.name} ({path.stat().st_size / 1e6:.0f} MB) is served at {cluster.host_address}:{port}")
     return Model(f"http://{cluster.host_address}:{port}/{path.name}", digest), server
 
 
-LOG_HINT = "look at the output above"
-
-
-def install_chart(cluster: Cluster, images: dict[str, str], *, values: tuple[str, ...] = ()) -> None:
-    """Helm upgrade --install, waiting for the operator."""
-    helm = run([sys.executable, "hack/fetch-helm"], what="finding helm").strip().splitlines()[-1]
-    settings = [f"images.{name}={image}" for name, image in images.items()]
-    flags = [flag for setting in (*settings, *values) for flag in ("--set", setting)]
-    command = [
-        helm,
-        "upgrade",
-        "--install",
-        RELEASE,
-        "charts/millpond",
-        "--namespace",
-        SYSTEM_NAMESPACE,
-        "--create-namespace",
-        # The CRD may be there already, from tests or from kubectl.
-        "--take-ownership",
-        "--force-conflicts",
-        "--wait",
-        "--timeout",
-        "180s",
-        *flags,
-    ]
-    run(
-        command,
-        what="helm upgrade --install",
-        env=cluster.env,
-        seconds=240,
-        hint=f"kubectl -n {SYSTEM_NAMESPACE} get pods,events",
-    )
-
-
-def make_pool(model: Model | None, *, changes: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The quickstart's pool, loading the served file, with changes to its spec merged in."""
-    pool = next(
-        doc
-        for doc in yaml.safe_load_all(QUICKSTART.read_text(encoding="utf-8"))
-        if doc["kind"] == "InferencePool"
-    )
-    pool["metadata"]["namespace"] = NAMESPACE
+def make_pool(model: Model | None, *, namespace: str, name: str = "smollm2", **spec: Any) -> dict[str, Any]:
+    """The quickstart's pool, loading the served file, with fields of its spec replaced."""
+    documents = yaml.safe_load_all(QUICKSTART.read_text(encoding="utf-8"))
+    pool: dict[str, Any] = next(document for document in documents if document["kind"] == "InferencePool")
+    pool["metadata"].update(namespace=namespace, name=name)
     if model is not None:
         pool["spec"]["model"].update(source=model.source, sha256=model.sha256)
-    for key, value in (changes or {}).items():
-        pool["spec"][key] = value
-    return dict(pool)
+    pool["spec"].update(spec)
+    return pool
 
 
-def apply(cluster: Cluster, *documents: dict[str, Any]) -> None:
-    """Kubectl apply --server-side."""
-    text = yaml.safe_dump_all(documents)
-    cluster.run_kubectl(
-        "apply", "--server-side", "--force-conflicts", "-f", "-", what="kubectl apply", given=text
-    )
-
-
-def remove_pool(cluster: Cluster) -> None:
-    """Remove the pool of an earlier demo: a pool keeps the engine image it was made with until its spec changes."""
-    command = [
-        "-n",
-        NAMESPACE,
-        "delete",
-        "inferencepools.millpond.dev",
-        "--all",
-        "--ignore-not-found",
-        "--timeout=120s",
-    ]
-    cluster.run_kubectl(*command, what="removing the pool of an earlier demo", seconds=150)
-
-
-def wait_ready(cluster: Cluster, pool: str, *, seconds: float = 420) -> dict[str, Any]:
-    """Wait until the pool's Ready condition is True for its current generation, printing each change."""
-    deadline = time.monotonic() + seconds
-    last = ""
-    while time.monotonic() < deadline:
-        document = cluster.fetch_json("-n", NAMESPACE, "get", "mpool", pool, what="reading the pool")
-        line, ready = describe(document)
-        if line != last:
-            say(line)
-            last = line
-        if ready:
-            return document
-        time.sleep(1)
-    raise DemoError(
-        f"pool {pool} is not Ready after {seconds:.0f} s: {last}",
-        hint=f"kubectl -n {NAMESPACE} describe mpool {pool}; kubectl -n {NAMESPACE} get pods",
-    )
-
-
-def describe(document: dict[str, Any]) -> tuple[str, bool]:
+def describe(document: Mapping[str, Any]) -> tuple[str, bool]:
     """One line on a pool, and whether it is Ready at its current generation."""
     status = document.get("status", {})
-    conditions = {c["type"]: c for c in status.get("conditions", ())}
+    conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
     ready = conditions.get("Ready")
     if ready is None:
         return "waiting for the operator's first look", False
@@ -170,21 +193,3 @@ def describe(document: dict[str, Any]) -> tuple[str, bool]:
     counts = f"{status.get('readyReplicas', 0)} of {status.get('desiredReplicas', '?')} replicas"
     line = f"Ready={ready['status']} {ready['reason']}: {ready['message']} ({counts})"
     return line, current and ready["status"] == "True"
-
-
-def find_gateway_pods(cluster: Cluster) -> list[str]:
-    """Names of the namespace's gateway pods."""
-    found = json.loads(
-        cluster.run_kubectl(
-            "-n",
-            NAMESPACE,
-            "get",
-            "pods",
-            "-l",
-            "app.kubernetes.io/component=gateway",
-            "-o",
-            "json",
-            what="listing gateway pods",
-        )
-    )
-    return [item["metadata"]["name"] for item in found["items"]]

@@ -1,0 +1,92 @@
+"""One installation of the chart on the node cluster for the whole suite, in namespaces of its own."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fixtures.cluster import Cluster
+
+from demo.cluster import Cluster as DemoCluster
+from demo.forward import port_forward
+from demo.install import Model, Site, make_pool, push_images, serve_model
+
+FAKE_ARGUMENTS = [
+    "--runner", "fake", "--fake-prefill-tokens-per-second", "20000", "--fake-decode-step-seconds", "0.02",
+    "--fake-load-seconds", "1",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The installation, its images and the model file."""
+
+    site: Site
+    images: dict[str, str]
+    model: Model
+
+    def make_fake_pool(self, name: str, *, replicas: int, revision: str = "1", **spec: Any) -> dict[str, Any]:
+        """A pool whose engines script their tokens: everything is real but the model."""
+        engine = {"extraArgs": FAKE_ARGUMENTS, "env": [{"name": "TEST_REVISION", "value": revision}]}
+        resources = {"limits": {"cpu": "1", "memory": "512Mi"}, "requests": {"cpu": "50m", "memory": "128Mi"}}
+        spec = {"replicas": replicas, "engine": engine, "resources": resources, **spec}
+        return make_pool(self.model, namespace=self.site.namespace, name=name, **spec)
+
+
+@pytest.fixture(scope="session")
+def fleet(node_cluster: Cluster, crds: Cluster) -> Iterator[Fleet]:
+    """Images pushed, chart installed for one namespace, model file served; all removed at the end."""
+    assert node_cluster.record is not None, "the end-to-end suite pushes to the registry of hack/devcluster"
+    name = uuid.uuid4().hex[:8]
+    host, registry = node_cluster.host_address, "registry.millpond.local:5000/millpond"
+    cluster = DemoCluster(Path(node_cluster.kubeconfig), str(node_cluster.kubectl), host, registry)
+    site = Site(cluster, system_namespace=f"e2e-system-{name}", namespace=f"e2e-{name}")
+    with ExitStack() as stack:
+        images = push_images(cluster)
+        site.make_namespace()
+        stack.callback(_remove_namespaces, site)
+        values = (
+            "crds.install=false",
+            "scope=Namespaces",
+            f"namespaces={{{site.namespace}}}",
+            "gateway.cpu=50m",
+        )
+        stack.callback(site.uninstall_chart)
+        site.install_chart(images, values=values)
+        model, server = serve_model(cluster)
+        assert model is not None
+        assert server is not None
+        stack.callback(server.wait)
+        stack.callback(server.terminate)
+        stack.callback(site.remove_pools)
+        yield Fleet(site, images, model)
+
+
+@pytest.fixture
+def gateway_url(fleet: Fleet) -> Iterator[Callable[[], str]]:
+    """Open a port to the gateway; a function, since the gateway exists only once a pool does."""
+    with ExitStack() as stack:
+
+        def connect() -> str:
+            forward = port_forward(fleet.site.cluster, fleet.site.namespace, "service/millpond-gateway", 80)
+            return stack.enter_context(forward)
+
+        yield connect
+
+
+@pytest.fixture(autouse=True)
+def _no_pool_stays(fleet: Fleet) -> Iterator[None]:
+    yield
+    fleet.site.remove_pools()
+
+
+def _remove_namespaces(site: Site) -> None:
+    names = (site.namespace, site.system_namespace)
+    site.cluster.run_kubectl(
+        "delete", "namespace", *names, "--ignore-not-found", "--wait=false", what="cleaning up"
+    )
