@@ -81,6 +81,7 @@ class PrefixIndex:
         self._audits: dict[str, _Audit] = {}
         self._streams: dict[str, EventStream] = {}
         self._losses: dict[str, int] = {}
+        self._tokens_per_key: dict[str, float] = {}
         self.totals = IndexTotals(0, 0, 0, 0, 0)
 
     @property
@@ -146,6 +147,7 @@ class PrefixIndex:
         if keys:
             num_blocks = endpoint.num_blocks or self._settings.default_blocks
             capacity = max(int(num_blocks * endpoint.block_tokens / max(tokens_per_key, 1.0)), 1)
+            self._tokens_per_key[endpoint.uid] = tokens_per_key
             self._purge_restarted()
             self.routed.insert(endpoint.uid, keys, capacity=capacity, now=now)
 
@@ -169,6 +171,16 @@ class PrefixIndex:
         """Forget what a replica held: its engine began anew. Its stream stays connected."""
         self.routed.drop_replica(uid)
         self._audits.pop(uid, None)
+        self._tokens_per_key.pop(uid, None)
+
+    def count_routed_tokens(self, uid: str) -> tuple[int, int]:
+        """Tokens of the prefixes routed to a replica, and of those routed to it alone.
+
+        Counts walk the replica's prefixes: for a report now and then, not for a choice.
+        """
+        per_key = self._tokens_per_key.get(uid, 0.0)
+        blocks, unique = self.routed.num_blocks(uid), self.routed.count_unique_blocks(uid)
+        return int(blocks * per_key), int(unique * per_key)
 
     def confidence(self, uid: str, now: float) -> float | None:
         """Trust in the replica's events; None without a stream."""

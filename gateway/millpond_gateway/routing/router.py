@@ -281,6 +281,10 @@ class Router:
         """Sums reserved on one replica."""
         return self.load.view(uid)
 
+    def cached_tokens(self, uid: str) -> tuple[int, int]:
+        """Prompt tokens the index expects on a replica, and the part that no other replica holds."""
+        return self.index.count_routed_tokens(uid)
+
     def _score(self, candidates: list[EndpointView], request: RequestView, now: float) -> list[Score]:
         predictions = self.index.predict(request.prompt, now)
         home = self.sessions.find(request.session)

@@ -117,3 +117,13 @@ def test_old_faults_and_gone_replicas_are_forgotten() -> None:
     book.note_probe("u1", ok=False)
     book.keep_only(["u0"])
     assert book.decide(UIDS, 41.0).ejected == frozenset()
+
+
+def test_an_overload_answer_neither_dilutes_faults_nor_closes_a_breaker() -> None:
+    book = OutlierBook()
+    note(book, "u0", Evidence.FAULT, 6, clients=3)
+    note(book, "u0", Evidence.OVERLOAD, 30, clients=3)
+    assert book.decide(UIDS, 2.0).ejected == {"u0"}
+    assert book.decide(UIDS, 12.5).probing == {"u0"}
+    note(book, "u0", Evidence.OVERLOAD, 3, clients=3, now=13.0)
+    assert book.decide(UIDS, 13.0).probing == {"u0"}

@@ -268,3 +268,15 @@ def test_gw_098_two_pools_keep_their_own_books() -> None:
     place(first, make_request(keys))
     assert second.load.view("u0").queued_tokens == 0
     assert second.index.predict(make_request(keys).prompt, 0.0).replicas == {}
+
+
+def test_cached_value_tells_shared_from_unique_tokens() -> None:
+    router = make_router(2)
+    shared = make_keys((1, 50))
+    first = place(router, make_request([*shared, *make_keys((2, 10))]))
+    others = {e.uid for e in router.endpoints if e.uid == first.uid}
+    request = make_request(shared)
+    second = router.reserve(request, router.choose(request, 0.0, excluded=others), 0.0)
+    assert router.cached_tokens(first.uid) == (60 * 16, 10 * 16)
+    assert router.cached_tokens(second.uid) == (50 * 16, 0)
+    assert router.cached_tokens("unknown") == (0, 0)
