@@ -182,7 +182,14 @@ class GatewayProcess:
             assert self.mesh is not None
             peers = PeerStore(_find_pod_name(), self.mesh.set_peers)
             work.append(
-                watch_namespace(self.world, options.namespace, options.watch, peers=peers, clock=clock)
+                watch_namespace(
+                    self.world,
+                    options.namespace,
+                    options.watch,
+                    peers=peers,
+                    deliver_keys=self.fleet.keys.replace,
+                    clock=clock,
+                )
             )
         return work
 

@@ -138,7 +138,7 @@ class Exchange:
             request_id=self._call.request_id.encode(),
             tenant=self._call.caller.tenant.encode(),
             traffic_class=target.traffic_class.encode(),
-            drop_authorization=self._relay.settings.consumes_authorization,
+            drop_authorization=bool(self._call.caller.tenant),
         )
         connection.send(self, head + self._body)
 

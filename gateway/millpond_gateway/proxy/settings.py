@@ -52,5 +52,3 @@ class RelaySettings:
     """Body of an overload answer that is kept while another replica is asked."""
     expose_decisions: bool = False
     """Answer with the replica and the score breakdown in debug headers."""
-    consumes_authorization: bool = False
-    """The gateway checks API keys itself: the header does not go on to engines."""

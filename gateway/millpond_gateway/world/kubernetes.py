@@ -16,6 +16,7 @@ from lightkube.core.exceptions import ConfigError
 
 from millpond_common.contract import labels
 from millpond_gateway.world.parse import parse_peer, parse_pool, parse_replica
+from millpond_gateway.world.secrets import Keys, SecretReader
 from millpond_gateway.world.view import World
 from millpond_gateway.world.watch import (
     Object,
@@ -213,6 +214,7 @@ async def watch_namespace(
     settings: WatchSettings,
     *,
     peers: PeerStore | None = None,
+    deliver_keys: Callable[[Keys], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Keep `world`, and `peers`, in step with the objects of one namespace, until cancelled.
@@ -242,8 +244,19 @@ async def watch_namespace(
                 )
             )
         async with asyncio.TaskGroup() as group:
+            if deliver_keys is not None:
+                reader = SecretReader(
+                    client, namespace, wanted=lambda: find_key_secrets(world), deliver=deliver_keys
+                )
+                group.create_task(reader.run())
             for source, store in sources:
                 group.create_task(Watcher(source, store, settings, clock=clock, jitter=jitter).run())
+
+
+def find_key_secrets(world: World) -> dict[str, str]:
+    """Secret by tenant, over all pools; a tenant is one wherever it is named."""
+    pools = world.snapshot.pools.values()
+    return {entry.name: entry.key_secret for pool in pools for entry in pool.tenants if entry.key_secret}
 
 
 def load_config() -> SingleConfig:
