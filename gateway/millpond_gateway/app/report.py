@@ -41,7 +41,8 @@ def _report_pool(name: str, state: PoolState, now: float) -> PoolReport:
 
 
 def _report_endpoint(state: PoolState, endpoint: EndpointView) -> EndpointReport:
-    load = state.router.replica_load(endpoint.uid)
+    load = state.router.load.own_view(endpoint.uid)  # the reader sums over gateways
+    cached_tokens, unique_cached_tokens = state.router.cached_tokens(endpoint.uid)
     return EndpointReport(
         pod=endpoint.pod,
         pod_uid=endpoint.uid,
@@ -50,6 +51,8 @@ def _report_endpoint(state: PoolState, endpoint: EndpointView) -> EndpointReport
         routable=endpoint.ready and not endpoint.cordoned,
         open_requests=load.num_own_open,
         uncached_tokens=load.queued_tokens,
-        speed_tokens_per_second=state.router.speeds.tokens_per_second(endpoint.uid),
+        speed_tokens_per_second=state.router.speeds.measured(endpoint.uid),
+        cached_tokens=cached_tokens,
+        unique_cached_tokens=unique_cached_tokens,
         epoch=endpoint.epoch,
     )
