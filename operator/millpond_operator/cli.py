@@ -138,6 +138,12 @@ def _add_children(parser: _Parser) -> None:
 def _add_process(parser: _Parser) -> None:
     add = parser.add
     add("--resync-seconds", "period of full lists (default %(default)s)", type=float, default=300.0)
+    add(
+        "--watch-inactivity-seconds",
+        "silence after which a watch is taken for dead (default %(default)s)",
+        type=float,
+        default=70.0,
+    )
     add("--max-parallel", "pools worked on at once (default %(default)s)", type=int, default=16)
     add(
         "--revision-history",
@@ -188,7 +194,13 @@ def make_settings(options: argparse.Namespace) -> OperatorSettings:
         cluster_domain=options.cluster_domain,
         node_cache_path=options.node_cache_path,
     )
-    for flag in ("gateway_replicas", "gateway_grace_seconds", "resync_seconds", "max_parallel"):
+    for flag in (
+        "gateway_replicas",
+        "gateway_grace_seconds",
+        "resync_seconds",
+        "watch_inactivity_seconds",
+        "max_parallel",
+    ):
         if getattr(options, flag) <= 0:
             raise SettingsError(f"--{flag.replace('_', '-')} must be above 0")
     return OperatorSettings(
@@ -199,6 +211,7 @@ def make_settings(options: argparse.Namespace) -> OperatorSettings:
         kubeconfig=Path(options.kubeconfig) if options.kubeconfig else None,
         context=options.context,
         resync_seconds=options.resync_seconds,
+        watch_inactivity_seconds=options.watch_inactivity_seconds,
         max_parallel=options.max_parallel,
         listen_host=options.listen_host,
         metrics_port=options.metrics_port,

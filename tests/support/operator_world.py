@@ -44,9 +44,11 @@ class World:
         """The instance that was started last."""
         return self.operators[-1]
 
-    def start_operator(self, **settings: Any) -> RunningOperator:
-        """Start another instance."""
-        running = RunningOperator(self.kubeconfig, make_settings(self.namespace, **settings), self.gateway)
+    def start_operator(self, *, kubeconfig: Path | None = None, **settings: Any) -> RunningOperator:
+        """Start another instance, by another way to the API server if one is given."""
+        running = RunningOperator(
+            kubeconfig or self.kubeconfig, make_settings(self.namespace, **settings), self.gateway
+        )
         self.operators.append(running.start())
         return running
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from pathlib import Path
+from typing import Any
 
 from millpond_operator.clients.connection import load_connection
 from millpond_operator.clients.gateway import GatewayCaller
@@ -19,7 +21,7 @@ START_SECONDS = 30.0
 
 
 def make_settings(
-    namespace: str, *, identity: str = "test", engine_image: str = "millpond-engine:test"
+    namespace: str, *, identity: str = "test", engine_image: str = "millpond-engine:test", **changes: Any
 ) -> OperatorSettings:
     """Settings of an operator that serves one namespace and keeps its Lease there."""
     # No real node has this much CPU, so no real kubelet runs the pods that a FakeKubelet tends.
@@ -31,7 +33,7 @@ def make_settings(
         gateway_role_kind="Role",
         operator_namespace=namespace,
     )
-    return OperatorSettings(
+    settings = OperatorSettings(
         plan=PlanSettings(build=build, moving_recheck_seconds=0.5, settled_recheck_seconds=5.0),
         lease=LeaseSettings(namespace=namespace, duration=6.0, deadline=4.0, period=0.5),
         identity=identity,
@@ -40,6 +42,7 @@ def make_settings(
         metrics_port=0,
         health_port=0,
     )
+    return dataclasses.replace(settings, **changes)
 
 
 class RunningOperator:

@@ -21,7 +21,6 @@ from millpond_operator.loop.resync import WATCHED, get_selector
 
 SERVER_TIMEOUT_SECONDS = 300
 CLIENT_TIMEOUT_SECONDS = 330
-INACTIVITY_SECONDS = 70
 
 
 async def run_watches(
@@ -34,7 +33,9 @@ async def run_watches(
     await kopf.operator(
         identity=identity,
         registry=make_registry(operator, connection),
-        settings=make_settings(namespaced=bool(namespaces)),
+        settings=make_settings(
+            namespaced=bool(namespaces), inactivity_seconds=operator.settings.watch_inactivity_seconds
+        ),
         standalone=True,  # never pause for another kopf operator's peering; the Lease is the only election
         clusterwide=not namespaces,
         namespaces=list(namespaces),
@@ -55,7 +56,7 @@ def make_registry(operator: Operator, connection: SingleConfig) -> kopf.Operator
     return registry
 
 
-def make_settings(*, namespaced: bool) -> kopf.OperatorSettings:
+def make_settings(*, namespaced: bool, inactivity_seconds: float) -> kopf.OperatorSettings:
     """Settings that keep kopf from writing, from asking for permissions it was not given, and from going deaf."""
     settings = kopf.OperatorSettings()
     settings.persistence.finalizer = "millpond.dev/kopf"
@@ -69,7 +70,7 @@ def make_settings(*, namespaced: bool) -> kopf.OperatorSettings:
     settings.watching.server_timeout = SERVER_TIMEOUT_SECONDS
     settings.watching.client_timeout = CLIENT_TIMEOUT_SECONDS
     settings.watching.connect_timeout = 10
-    settings.watching.inactivity_timeout = INACTIVITY_SECONDS
+    settings.watching.inactivity_timeout = inactivity_seconds
     settings.queueing.idle_timeout = 1.0
     for kind in WATCHED:
         selector = get_selector(kind)

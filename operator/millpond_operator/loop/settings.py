@@ -22,6 +22,8 @@ class OperatorSettings:
     kubeconfig: Path | None = None
     context: str | None = None
     resync_seconds: float = 300.0
+    watch_inactivity_seconds: float = 70.0
+    """A watch without any event or bookmark for this long is taken for dead; the API server sends one a minute."""
     max_parallel: int = 16
     probe_timeout_seconds: float = 30.0
     listen_host: str = "0.0.0.0"  # noqa: S104 - probes and scrapes come from outside the pod

@@ -70,12 +70,12 @@ def test_op_016_an_operator_killed_behind_each_single_write(own_world: World) ->
     """Pool crash-n lost its operator after n writes; its successor brings every one of them to the same end."""
     world = own_world
     first = world.start_operator()
-    limits = {f"crash-{number:02}": number for number in range(16)}
+    limits = {f"crash-{number:02}": number for number in range(12)}
     killed = Killed(first, limits)
     for name in limits:
         world.create(name, replicas=2)
     wait_for(
-        "every pool has used its writes", lambda: all(killed.done[n] == limits[n] for n in list(limits)[:12])
+        "every pool has used its writes", lambda: all(killed.done[n] == limits[n] for n in list(limits)[:9])
     )
     first.stop()
     world.start_operator()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from millpond_operator import cli
 from millpond_operator.cli import main, make_parser, make_settings
 from millpond_operator.errors import SettingsError
-from millpond_operator.log import configure_logging
 
 REQUIRED = ["--engine-image=e:1", "--gateway-image=g:1", "--operator-namespace=sys"]
 
@@ -50,7 +52,10 @@ def test_nonsense_is_refused(flag: str) -> None:
         parse(flag)
 
 
-def test_a_missing_cluster_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_cluster_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "configure_logging", lambda **_: None)
     assert main([*REQUIRED, f"--kubeconfig={tmp_path / 'none'}"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
@@ -65,10 +70,14 @@ def test_help_names_every_variable(capsys: pytest.CaptureFixture[str]) -> None:
     assert text.count("[MILLPOND_") >= 20
 
 
-def test_logs_are_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    import logging
-
-    configure_logging(level="info", as_json=True)
-    logging.getLogger("kopf.x").warning("hello %s", "world")
-    line = json.loads(capsys.readouterr().out.splitlines()[-1])
+def test_logs_are_json_lines() -> None:
+    """In a process of its own: logging is global, and this test's output ends with it."""
+    code = (
+        "import logging; from millpond_operator.log import configure_logging;"
+        "configure_logging(level='info', as_json=True); logging.getLogger('kopf.x').warning('hello %s', 'world')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    line = json.loads(done.stdout.splitlines()[-1])
     assert (line["event"], line["level"]) == ("hello world", "warning")

@@ -68,11 +68,11 @@ def test_handlers_pass_on_and_return_nothing() -> None:
 
 def test_dead_streams_are_noticed_and_nothing_is_posted() -> None:
     for namespaced in (True, False):
-        settings = make_settings(namespaced=namespaced)
+        settings = make_settings(namespaced=namespaced, inactivity_seconds=70)
         assert settings.watching.server_timeout
         assert settings.watching.client_timeout > settings.watching.server_timeout
         assert settings.watching.connect_timeout
-        assert settings.watching.inactivity_timeout <= 70
+        assert settings.watching.inactivity_timeout == 70
         assert settings.posting.enabled is False
         assert settings.scanning.disabled is namespaced
 
