@@ -112,10 +112,11 @@ class ReplicaBlocks:
 
     def _match_tier(self, tier: Tier, keys: Sequence[int], start: int) -> int:
         groups = [group for (of_tier, _), group in self._groups.items() if of_tier is tier]
+        # engines drop a prefix's tail first, so presence is monotone
         whole = [group for group in groups if group.window_blocks is None]
         if not groups or start >= len(keys):
             return start
-        end = min((_bisect_held(group.keys, keys, start) for group in whole), default=len(keys))
+        end = min((group.keys.find_end(keys, start) for group in whole), default=len(keys))
         for group in groups:
             if group.window_blocks is not None:
                 end = _match_window(group.keys, keys, start, end, group.window_blocks)
@@ -209,23 +210,6 @@ def _chain_keys(scope: KeyScope, parent: int, event: Stored) -> list[int]:
             parent = xxhash.xxh3_64_intdigest(parent.to_bytes(8, "little") + extra, seed=scope.seed)
         keys.append(parent)
     return keys
-
-
-def _bisect_held(held: PackedSet, keys: Sequence[int], start: int) -> int:
-    """End of the leading keys that are held; engines drop a prefix's tail first, so presence is monotone."""
-    high = len(keys)
-    if not len(held) or keys[start] not in held:
-        return start
-    if keys[high - 1] in held:
-        return high
-    low = start + 1
-    while low < high:
-        middle = (low + high) // 2
-        if keys[middle] in held:
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 def _match_window(held: PackedSet, keys: Sequence[int], start: int, end: int, window_blocks: int) -> int:

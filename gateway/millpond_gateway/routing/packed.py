@@ -8,7 +8,7 @@ marks a free place; the key zero is kept as one.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 _MIN_PLACES = 16
 _MAX_LOAD = 0.72
@@ -82,6 +82,29 @@ class PackedSet:
         if self._places > self._min_places and self._count * 4 < self._places:
             self._rebuild(max(self._count * 2, self._min_places))
         return True
+
+    def find_end(self, keys: Sequence[int], start: int) -> int:
+        """End of the leading keys from `start` on that are in the set, where presence is monotone.
+
+        Looks at the first and the last key, then bisects; probing is written out, since a choice does it for every
+        replica.
+        """
+        table = self._keys
+        places = self._places
+        low, high = start, len(keys)
+        middle = start
+        while low < high:
+            key = keys[middle] or 1
+            place = key % places
+            while (found := table[place]) != key and found:
+                place = place + 1 if place + 1 < places else 0
+            if found:
+                low = middle + 1
+                middle = high - 1 if middle == start else (low + high) // 2
+            else:
+                high = middle
+                middle = (low + high) // 2
+        return low
 
     def _find(self, key: int) -> int:
         """Place of the key, or the free place where it belongs."""
