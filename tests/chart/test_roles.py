@@ -43,6 +43,7 @@ RARELY_USED = {
     ("", "events", "get"): "an event that repeats",
     ("", "events", "patch"): "an event that repeats",
     ("", "pods", "get"): "a name that is taken",
+    ("", "pods/log", "get"): "a replica that fetches its model",
     ("", "pods", "delete"): "a replica replaced by hand of the operator",
     ("", "services", "delete"): "a child that is not wanted any more",
     ("", "configmaps", "delete"): "a revision that falls out of the history",

@@ -47,6 +47,8 @@ class ScalingStatus(_Record, frozen=True, kw_only=True):
     reason: str | None = None
     demand_tokens_per_second: int | None = None
     capacity_tokens_per_second: int | None = None
+    start_seconds: int | None = None
+    """Measured time from creating a replica to its being ready, 90th percentile; gateways promise by it."""
     observed_at: datetime | None = None
 
 

@@ -25,6 +25,7 @@ from millpond_operator.loop.settings import OperatorSettings
 from millpond_operator.observe.nodes import NodeWatcher
 from millpond_operator.observe.observer import Observer
 from millpond_operator.observe.probes import Prober
+from millpond_operator.observe.progress import FetchProgress
 from millpond_operator.observe.references import ReferenceChecker
 from millpond_operator.observe.reports import ReportCache
 from millpond_operator.observe.store import Store
@@ -87,6 +88,7 @@ class Operator:
             prober=self.prober,
             references=ReferenceChecker(self.kube, time.monotonic),
             nodes=NodeWatcher(self.kube, time.monotonic, enabled=self.settings.is_cluster_wide),
+            progress=FetchProgress(self.kube, time.monotonic),
         )
         return Reconciler(
             observer=observer,

@@ -16,6 +16,7 @@ from millpond_operator.desired.revision import compute_revision
 from millpond_operator.observe.nodes import NodeWatcher
 from millpond_operator.observe.parse import parse_child, parse_pod, parse_workload
 from millpond_operator.observe.probes import Prober, ProbeTarget
+from millpond_operator.observe.progress import FetchProgress
 from millpond_operator.observe.references import ReferenceChecker
 from millpond_operator.observe.reports import ReportCache
 from millpond_operator.observe.store import GATEWAY_OWNER, Store
@@ -46,12 +47,14 @@ class Observer:
         prober: Prober,
         references: ReferenceChecker,
         nodes: NodeWatcher,
+        progress: FetchProgress,
     ) -> None:
         self._store = store
         self._reports = reports
         self._prober = prober
         self._references = references
         self._nodes = nodes
+        self._progress = progress
 
     def get_raw(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         """The pool as the API server holds it; None when it is gone."""
@@ -85,6 +88,7 @@ class Observer:
             gateway=gateway,
             gateway_pools=self._list_gateway_pools(namespace),
             probes=answers,
+            fetch_progress=await self._progress.fetch_lines(namespace, pods),
             missing_secrets=missing_secrets,
             missing_claims=missing_claims,
             capacity=await self._find_capacity(pool, pods, workloads),

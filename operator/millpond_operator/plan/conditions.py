@@ -69,7 +69,10 @@ def judge_model(facts: Facts) -> Judgement:
     for pod in facts.current_pods:
         running = next((container for container in pod.containers if container.running), None)
         if running is not None and running.is_init:
-            text = f"pod {pod.name} fetches {facts.pool.spec.model.source}"
+            progress = facts.snapshot.fetch_progress.get(pod.uid)
+            text = f"pod {pod.name} fetches {facts.pool.spec.model.source}" + (
+                f": {progress}" if progress else ""
+            )
             return Judgement(kind, False, ConditionReason.MODEL_FETCHING, text)
         if running is not None:
             return Judgement(kind, False, ConditionReason.MODEL_LOAD, f"pod {pod.name} loads the model")

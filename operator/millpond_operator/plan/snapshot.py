@@ -173,6 +173,8 @@ class PoolSnapshot:
     gateway_pools: tuple[SiblingPool, ...] = ()
     """Pools of the namespace that want the gateway, those that stay first, then by age; at most MAX_GATEWAY_OWNERS."""
     probes: Mapping[str, ProbeAnswer] = field(default_factory=dict)
+    fetch_progress: Mapping[str, str] = field(default_factory=dict)
+    """How far the fetch step is, by pod uid, in its own words."""
     missing_secrets: tuple[str, ...] = ()
     missing_claims: tuple[str, ...] = ()
     capacity: Capacity | None = None

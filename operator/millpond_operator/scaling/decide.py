@@ -46,7 +46,7 @@ def _decide_zero(snapshot: ScalingSnapshot, needs: tuple[Need, ...]) -> Decision
     limits, demand, current = snapshot.limits, snapshot.demand, snapshot.supply.wanted
     if demand is None:
         return None
-    if current == 0 and (demand.held_requests > 0 or demand.backlog_tokens > 0):
+    if current == 0 and _is_called(snapshot):
         wanted = max(math.ceil(_recommend(snapshot, needs).replicas - 1e-9), 1)
         bounds = (ScalingReason.RATE_LIMIT,) if wanted > MAX_STEP else ()
         return Decision(min(wanted, MAX_STEP), wanted, ScalingReason.HELD_DEMAND, bounds)
@@ -61,6 +61,21 @@ def _decide_zero(snapshot: ScalingSnapshot, needs: tuple[Need, ...]) -> Decision
         and demand.held_requests == 0
     )
     return Decision(0, 0, ScalingReason.IDLE) if is_idle else None
+
+
+def _is_called(snapshot: ScalingSnapshot) -> bool:
+    """Whether somebody wants a pool that is at zero.
+
+    Held requests say so. Where nothing is held, or the client has left between two looks, the request itself does: a
+    pool only goes to zero after `idle_seconds` without one, so a more recent one came after that.
+    """
+    demand, idle_seconds = snapshot.demand, snapshot.limits.idle_seconds
+    if demand is None:
+        return False
+    if demand.held_requests > 0 or demand.backlog_tokens > 0:
+        return True
+    last = demand.last_request_seconds
+    return last is not None and idle_seconds is not None and last < idle_seconds
 
 
 def _recommend(snapshot: ScalingSnapshot, needs: tuple[Need, ...]) -> Need:

@@ -12,7 +12,8 @@ from millpond_operator.scaling.records import ScalingSnapshot
 def find_gap(snapshot: ScalingSnapshot, now: float) -> ScalingReason | None:
     """First reason why this snapshot must not lower the count; None when every needed input is there and fresh."""
     demand, kv, limits = snapshot.demand, snapshot.kv, snapshot.limits
-    if demand is None or compute_arrivals(demand) is None:
+    arrivals = compute_arrivals(demand) if demand is not None else None
+    if demand is None or arrivals is None:
         return ScalingReason.NO_DATA
     if now - demand.observed_at > snapshot.stale_after_seconds:
         return ScalingReason.STALE_DATA
@@ -23,7 +24,8 @@ def find_gap(snapshot: ScalingSnapshot, now: float) -> ScalingReason | None:
             return ScalingReason.NO_DATA
         if now - kv.observed_at > snapshot.stale_after_seconds:
             return ScalingReason.STALE_DATA
-    if not snapshot.capacity.prefill_per_second:
+    if arrivals > 0 and not snapshot.capacity.prefill_per_second:
+        # Without demand any capacity will do: a pool that never had a request may shrink.
         return ScalingReason.CAPACITY_UNKNOWN
     return None
 

@@ -63,6 +63,8 @@ class Demand:
     """p90 of the worst class against its target; None without requests."""
     idle_seconds: float | None = None
     """Since the last request at any gateway; None when a gateway cannot say."""
+    last_request_seconds: float | None = None
+    """Since the last request that some gateway saw; None while none saw any since its start."""
 
     @property
     def backlog_tokens(self) -> int:

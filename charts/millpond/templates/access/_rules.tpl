@@ -35,6 +35,10 @@
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, patch, delete]
+# How far the fetch step of a replica is, for the pool's status.
+- apiGroups: [""]
+  resources: [pods/log]
+  verbs: [get]
 - apiGroups: [""]
   resources: [events]
   verbs: [get, create, patch]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tests.support.operator_builders import make_pod
+from tests.support.operator_builders import make_container, make_pod
 
 from millpond_common.contract.gateway_report import GatewayReport, PoolReport, ProbeRequest, ProbeResult
 from millpond_operator.desired.kinds import SECRET
-from millpond_operator.errors import ForbiddenError, GatewayCallError, NotFoundError
+from millpond_operator.errors import ForbiddenError, GatewayCallError, NotFoundError, UnreachableError
 from millpond_operator.observe.probes import Prober, ProbeTarget
+from millpond_operator.observe.progress import FetchProgress
 from millpond_operator.observe.references import ReferenceChecker
 from millpond_operator.observe.reports import ReportCache
 
@@ -130,6 +131,47 @@ async def test_a_failed_answer_is_asked_again_after_a_while() -> None:
     assert answer is not None
     assert (answer.ok, answer.message) == (False, "connection refused")
     await prober.close()
+
+
+class LogKube:
+    def __init__(self) -> None:
+        self.calls = 0
+        self.answer: str | Exception = "noise\nfetch: a.bin: 10 %\nfetch: a.bin: 40 %, 16 GiB of 40 GiB\n"
+
+    async def fetch_log(self, namespace: str, pod: str, container: str, *, tail_lines: int) -> str:
+        assert (namespace, container) == ("ns", "fetch-model")
+        assert pod
+        assert tail_lines
+        self.calls += 1
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+async def test_op_048_progress_is_read_now_and_then_while_a_model_is_fetched() -> None:
+    kube, clock = LogKube(), Clock()
+    progress = FetchProgress(kube, clock)  # type: ignore[arg-type]
+    fetching = make_pod("p", containers=(make_container(name="fetch-model", is_init=True),))
+    assert await progress.fetch_lines("ns", [make_pod("q")]) == {}
+    assert kube.calls == 0
+    for _ in range(3):
+        assert await progress.fetch_lines("ns", [fetching]) == {"uid-p": "a.bin: 40 %, 16 GiB of 40 GiB"}
+    assert kube.calls == 1
+    clock.now += 20
+    kube.answer = UnreachableError("the kubelet is away")
+    assert await progress.fetch_lines("ns", [fetching]) == {"uid-p": "a.bin: 40 %, 16 GiB of 40 GiB"}
+    assert kube.calls == 2
+
+
+async def test_without_the_right_to_read_logs_nobody_asks_again_soon() -> None:
+    kube, clock = LogKube(), Clock()
+    kube.answer = ForbiddenError("no")
+    progress = FetchProgress(kube, clock)  # type: ignore[arg-type]
+    fetching = make_pod("p", containers=(make_container(name="fetch-model", is_init=True),))
+    for _ in range(3):
+        clock.now += 20
+        assert await progress.fetch_lines("ns", [fetching]) == {}
+    assert kube.calls == 1
 
 
 class Kube:

@@ -156,6 +156,17 @@ def test_op_043_ready_turns_false_when_a_replica_crash_loops_days_later() -> Non
     assert "pod-1" in message
 
 
+def test_op_048_a_fetch_under_way_is_shown_with_its_progress() -> None:
+    pool = make_pool(replicas=1, model={"source": "hf://owner/repo"})
+    fetching = make_container(name="fetch-model", is_init=True)
+    pods = make_replicas(pool, 1, ready=False, containers=(fetching,))
+    progress = {"uid-pod-0": "model.safetensors: 40 %, 16.00 GiB of 40.00 GiB, 200 MiB/s"}
+    decided = plan(make_living(pool, pods=pods, fetch_progress=progress), SETTINGS, NOW)
+    status, reason, message = get_reasons(decided)["ModelAvailable"]
+    assert (status, reason) == ("False", "ModelFetching")
+    assert "16.00 GiB of 40.00 GiB, 200 MiB/s" in message
+
+
 def test_op_044_without_a_replica_no_condition_says_available() -> None:
     pool = make_pool(replicas=2)
     reasons = get_reasons(plan(make_living(pool, pods=()), SETTINGS, NOW))

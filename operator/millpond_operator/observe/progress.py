@@ -1,0 +1,66 @@
+"""How far the fetch step of a replica is: the last line of its log, read now and then while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from millpond_operator.clients.kube import KubeClient
+from millpond_operator.errors import ForbiddenError, KubeError
+from millpond_operator.plan.snapshot import Pod
+
+Clock = Callable[[], float]
+KEEP_SECONDS = 15.0
+KEEP_FORBIDDEN_SECONDS = 600.0
+MAX_PODS = 4
+"""Replicas of one pool whose logs are read at a time; they fetch the same files."""
+PREFIX = "fetch: "
+
+
+class FetchProgress:
+    """Latest progress line per pod."""
+
+    def __init__(self, kube: KubeClient, clock: Clock) -> None:
+        self._kube = kube
+        self._clock = clock
+        self._known: dict[str, tuple[float, str]] = {}
+        self._forbidden_until = float("-inf")
+
+    async def fetch_lines(self, namespace: str, pods: Iterable[Pod]) -> dict[str, str]:
+        """Progress by pod uid of the replicas that are fetching; absent where nothing is known."""
+        fetching = [(pod, name) for pod in pods if (name := find_fetching(pod)) is not None][:MAX_PODS]
+        if not fetching:
+            return {}
+        await asyncio.gather(*(self._refresh(namespace, pod, container) for pod, container in fetching))
+        return {
+            pod.uid: self._known[pod.uid][1] for pod, _ in fetching if self._known.get(pod.uid, (0, ""))[1]
+        }
+
+    async def _refresh(self, namespace: str, pod: Pod, container: str) -> None:
+        now = self._clock()
+        at, line = self._known.get(pod.uid, (float("-inf"), ""))
+        if now - at < KEEP_SECONDS or now < self._forbidden_until:
+            return
+        try:
+            line = (
+                find_progress(await self._kube.fetch_log(namespace, pod.name, container, tail_lines=3))
+                or line
+            )
+        except ForbiddenError:
+            self._forbidden_until = now + KEEP_FORBIDDEN_SECONDS
+        except KubeError:
+            pass  # the kubelet may not have the container yet; progress is worth no retry of the whole pool
+        self._known = {uid: kept for uid, kept in self._known.items() if now - kept[0] < 10 * KEEP_SECONDS}
+        self._known[pod.uid] = (now, line)
+
+
+def find_fetching(pod: Pod) -> str | None:
+    """Name of the fetch container that runs now."""
+    running = (c.name for c in pod.containers if c.is_init and c.running and c.name.startswith("fetch-"))
+    return None if pod.deleting else next(running, None)
+
+
+def find_progress(log: str) -> str:
+    """The last progress line without its prefix."""
+    lines = [line.removeprefix(PREFIX).strip() for line in log.splitlines() if line.startswith(PREFIX)]
+    return lines[-1][:400] if lines else ""
