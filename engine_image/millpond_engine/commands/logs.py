@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 
 import structlog
+
+
+class _LineLogger:
+    """Writes lines; a closed or broken output never ends the thread that logs."""
+
+    def __init__(self, *_: object) -> None:
+        """Takes and needs no name."""
+
+    def msg(self, message: str) -> None:
+        """Write one line."""
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.write(message + "\n")
+            sys.stdout.flush()
+
+    debug = info = warning = error = critical = exception = msg
 
 
 def configure_logs(level: str) -> None:
@@ -18,7 +34,7 @@ def configure_logs(level: str) -> None:
     structlog.configure(
         processors=[*shared, structlog.processors.format_exc_info, structlog.processors.JSONRenderer()],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stdout),
+        logger_factory=_LineLogger,
         cache_logger_on_first_use=False,
     )
     handler = logging.StreamHandler(sys.stdout)

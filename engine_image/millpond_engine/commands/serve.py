@@ -69,11 +69,11 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
 
 def run_serve(arguments: argparse.Namespace) -> int:
     """Serve until the process is asked to end; returns the exit code."""
-    configure_logs(arguments.log_level)
     fake = arguments.runner == "fake"
     config = load_config(arguments, fallback={"modelName": "fake", "modelPath": "fake"} if fake else {})
     tokenizer = load_tokenizer(arguments.tokenizer or ("bytes" if fake else config.model_path))
     make_runner = _choose_runner(arguments, tokenizer)
+    configure_logs(arguments.log_level)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code, clean = runner.run(_serve(arguments, config, tokenizer, make_runner))
     for child in multiprocessing.active_children():

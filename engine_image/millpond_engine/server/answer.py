@@ -6,6 +6,7 @@ a failure after it is an error event and no `[DONE]`.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -150,7 +151,21 @@ async def _answer_whole(context: ServerContext, request: web.Request, answer: An
     choices = [answer.renderer.make_choice(index) for index in range(answer.call.num_choices)]
     body = answer.make_envelope(answer.renderer.object_name, choices)
     body["usage"] = answer.make_usage()
-    return web.Response(body=encode_json(body), content_type="application/json")
+    response = web.Response(body=encode_json(body), content_type="application/json")
+    try:
+        async with asyncio.timeout(context.limits.slow_reader_seconds):
+            await response.prepare(request)  # sent here, so that the request counts as open until it is
+            await response.write_eof()
+    except TimeoutError:
+        _cut(request, answer.call)
+    return response
+
+
+def _cut(request: web.Request, call: PreparedCall) -> None:
+    """Drop the connection of a client that takes nothing."""
+    log.info("slow reader cut", call=call.options.id)
+    if request.transport is not None:
+        request.transport.abort()
 
 
 def _close_when_done(generation: Generation, answer: Answer, delivery: Delivery) -> None:
@@ -182,9 +197,7 @@ class _StreamedAnswer:
                 raise
             await self._events.end(error.error.to_event())
         except TimeoutError:
-            log.info("slow reader cut", call=self._answer.call.options.id)
-            if self._request.transport is not None:
-                self._request.transport.abort()
+            _cut(self._request, self._answer.call)
         assert self._events is not None
         return self._events.response
 

@@ -16,10 +16,11 @@ from millpond_engine.server.errors import RequestError, make_error, translate_re
 
 
 class StreamEndedError(RequestError):
-    """The engine ended a request; carries the outcome to book."""
+    """The engine ended a request; carries the outcome to book for it."""
 
-    def __init__(self, cause: RequestError, outcome: str) -> None:
+    def __init__(self, cause: RequestError, *, request_id: str, outcome: str) -> None:
         super().__init__(cause.error)
+        self.request_id = request_id
         self.outcome = outcome
 
 
@@ -51,7 +52,8 @@ class Generation:
     ) -> None:
         del kind, trace
         if isinstance(error, StreamEndedError):
-            self._close_all(error.outcome, error.error.code)
+            self._close_one(error.request_id, error.outcome, error.error.code)
+            self._close_all("cancelled")  # the call's other prompts are given up
         elif error is None or isinstance(error, (asyncio.CancelledError, ConnectionError, TimeoutError)):
             self._close_all("cancelled")
         else:
@@ -71,14 +73,12 @@ class Generation:
         delivery = await self._stream.get()
         end = delivery.end
         if end is not None and end.kind is not EndKind.FINISHED and delivery.request_id in self._open:
-            raise _make_ended(end)
+            raise _make_ended(delivery.request_id, end)
         return delivery
 
     def close(self, request_id: str, outcome: str) -> None:
         """One request is answered; what still runs of it is aborted."""
-        if request_id in self._open:
-            del self._open[request_id]
-            self._thread.close(request_id, outcome)
+        self._close_one(request_id, outcome)
 
     def stop_choice(self, request_id: str, index: int) -> None:
         """One choice of an open request is answered; its sequence need not go on."""
@@ -87,12 +87,16 @@ class Generation:
 
     def _close_all(self, outcome: str, code: ErrorCode | None = None) -> None:
         for request_id in list(self._open):
+            self._close_one(request_id, outcome, code)
+
+    def _close_one(self, request_id: str, outcome: str, code: ErrorCode | None = None) -> None:
+        if request_id in self._open:
             del self._open[request_id]
             self._thread.close(request_id, outcome, code.value if code else "")
 
 
-def _make_ended(end: StreamEnd) -> StreamEndedError:
+def _make_ended(request_id: str, end: StreamEnd) -> StreamEndedError:
     if end.refusal is not None:
-        return StreamEndedError(translate_refusal(end.refusal), "refused")
+        return StreamEndedError(translate_refusal(end.refusal), request_id=request_id, outcome="refused")
     outcome = "cancelled" if end.kind is EndKind.CANCELLED else "error"
-    return StreamEndedError(make_error(end.code, end.message), outcome)
+    return StreamEndedError(make_error(end.code, end.message), request_id=request_id, outcome=outcome)
