@@ -70,6 +70,10 @@ class ConditionReason(StrEnum):
     WITHIN_LIMITS = "WithinLimits"
     MIN_REPLICAS = "MinReplicas"
     MAX_REPLICAS = "MaxReplicas"
+    PARTIAL_DATA = "PartialData"  # fewer gateways reported than are expected
+    CAPACITY_UNKNOWN = "CapacityUnknown"  # there is demand, and no replica's capacity has been measured yet
+    RATE_LIMIT = "RateLimit"
+    TARGET_UNREACHABLE = "TargetUnreachable"  # an idle replica already misses the TTFT target
 
 
 class ScalingReason(StrEnum):
