@@ -14,6 +14,7 @@ import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
 
 from benchmarks.gateway_cost import (
     find_port,
@@ -26,6 +27,7 @@ from benchmarks.gateway_cost import (
 from benchmarks.gateway_load import Load
 
 _NUM_REPLICAS = 4
+_SETTLE_SECONDS = 12
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Sampler:
         self._thread = threading.Thread(target=self._run)
         self.peak = 0.0
 
-    def __enter__(self) -> Sampler:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -83,7 +85,7 @@ def measure(num_streams: int, chunks: int, gap_milliseconds: int) -> MemoryFigur
                 port, num_streams, num_streams, 2000, chunks=chunks, gap_milliseconds=gap_milliseconds
             )
             result = send(load)
-        time.sleep(2)
+        time.sleep(_SETTLE_SECONDS)
         after = read_memory_mebibytes(gateway.pid)
     return MemoryFigures(
         num_streams, before, sampler.peak, after, result["num_ok"], result["num_failed"], result["seconds"]

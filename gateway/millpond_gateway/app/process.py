@@ -22,6 +22,7 @@ from millpond_common.contract.gateway_report import ProbeRequest, ProbeResult
 from millpond_gateway.app.access import AccessLog
 from millpond_gateway.app.admin import AdminActions, AdminAnswer, AdminServer
 from millpond_gateway.app.fleet import Fleet
+from millpond_gateway.app.memory import Trimmer
 from millpond_gateway.app.metrics import Metrics
 from millpond_gateway.app.options import Options
 from millpond_gateway.app.peers import PeerMesh
@@ -77,6 +78,7 @@ class GatewayProcess:
         """Ports bound, once started."""
         self._admin: AdminServer | None = None
         self._server: asyncio.Server | None = None
+        self._trimmer = Trimmer()
         self._probes: set[asyncio.Task[ProbeResult]] = set()
         self._probed_at: dict[str, float] = {}
         self._work: list[asyncio.Task[None]] = []
@@ -215,6 +217,7 @@ class GatewayProcess:
             self._metrics.loop_lag.set(max(0.0, now - due))
             self.relay.sweep()
             self.fleet.tick(now)
+            self._trimmer.look(self.relay.num_requests, now)
             self._publish(now)
             self._probe_suspects(now)
 
