@@ -26,6 +26,10 @@ class LiveRequest:
     last_by_index: dict[int, float] = field(default_factory=dict)
     tokens_by_index: dict[int, int] = field(default_factory=dict)
     cached_tokens: int = 0
+    first_start: int | None = None
+    """Position of the first token computed for it: what came before was cached."""
+    computed_end: int = 0
+    """End of the part of the prompt that has been computed."""
     num_preemptions: int = 0
     ended: bool = False
     """Its stream has its last news; the handler has not closed it yet."""

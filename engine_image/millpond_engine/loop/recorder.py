@@ -71,6 +71,8 @@ class Recorder:
         """Book the one outcome of a request that was queued, and its histograms."""
         self.own.add("requests_total", 1, live.class_label, live.tenant_label, outcome)
         self.vllm.add("request_success_total", 1, _VLLM_REASONS[outcome])
+        if live.prompt_at is None and live.first_start is not None:  # ended in mid-prefill: its work counts
+            self._book_prompt(live, computed=live.computed_end - live.first_start, cached=live.first_start)
         request = live.request
         self.vllm.observe("request_prompt_tokens", len(request.prompt))
         self.vllm.observe("request_generation_tokens", live.num_tokens)
@@ -144,6 +146,9 @@ class Recorder:
         for row, weight in zip(rows, weights, strict=True):
             live = self.ledger.find_row(row.row)
             is_decode = row.num_tokens == 1 and (live is None or row.start >= len(live.request.prompt))
+            if live is not None and not is_decode:
+                live.first_start = row.start if live.first_start is None else live.first_start
+                live.computed_end = max(live.computed_end, row.start + row.num_tokens)
             decode += row.num_tokens if is_decode else 0
             prefill += 0 if is_decode else row.num_tokens
             who = (live.class_label, live.tenant_label) if live else (self._default_class, m.OTHER_TENANT)
@@ -154,17 +159,22 @@ class Recorder:
     def note_prompt(self, live: LiveRequest, output: PromptOutput, now: float) -> None:
         """Book a computed prompt and where its KV came from."""
         note_prompt(live, output, now)
-        prompt, cached = len(live.request.prompt), output.cached_tokens
+        self._book_prompt(
+            live, computed=len(live.request.prompt) - output.cached_tokens, cached=output.cached_tokens
+        )
+
+    def _book_prompt(self, live: LiveRequest, *, computed: int, cached: int) -> None:
         who = live.class_label, live.tenant_label
-        for name, amount in (("prompt_tokens_total", prompt), ("prompt_tokens_cached_total", cached)):
-            self.vllm.add(name, amount)
-        self.vllm.add("prompt_tokens_by_source_total", prompt - cached, "local_compute")
+        queried = len(live.request.prompt)
+        self.vllm.add("prompt_tokens_total", computed + cached)
+        self.vllm.add("prompt_tokens_cached_total", cached)
+        self.vllm.add("prompt_tokens_by_source_total", computed, "local_compute")
         self.vllm.add("prompt_tokens_by_source_total", cached, "local_cache_hit")
-        self.vllm.add("prefix_cache_queries_total", prompt)
+        self.vllm.add("prefix_cache_queries_total", queried)
         self.vllm.add("prefix_cache_hits_total", cached)
-        self.own.add("prompt_tokens_total", prompt - cached, *who, "computed")
+        self.own.add("prompt_tokens_total", computed, *who, "computed")
         self.own.add("prompt_tokens_total", cached, *who, "cached_device")
-        self.own.add("prefix_cache_query_tokens_total", prompt, *who)
+        self.own.add("prefix_cache_query_tokens_total", queried, *who)
         self.own.add("prefix_cache_hit_tokens_total", cached, *who, "device")
 
     def note_tokens(self, live: LiveRequest, output: SequenceOutput, now: float) -> None:

@@ -121,6 +121,26 @@ async def test_eng_083_an_aborted_request_counts_its_work_and_one_outcome() -> N
         assert total(samples, "vllm:request_generation_tokens_sum") == generated
 
 
+async def test_eng_083_a_request_that_leaves_in_mid_prefill_counts_what_was_computed() -> None:
+    cost = CostModel(prefill_tokens_per_second=1000)
+    setup = Setup(scheduling=SchedulingConfig(max_batch_tokens=32), cost=cost, max_model_tokens=1024)
+    async with run_engine(setup) as engine:
+        body = {"prompt": "x" * 1000, "max_tokens": 2}
+        task = asyncio.create_task(engine.post("/v1/completions", body))
+        await engine.wait_for(lambda: engine.context.thread.snapshot.counts.num_running == 1)
+        await asyncio.sleep(0.15)
+        task.cancel()
+        await engine.settle()
+        samples = await scrape(engine)
+        computed = total(samples, "vllm:prompt_tokens_total")
+        assert 32 <= computed < 1000
+        assert computed % 32 == 0
+        assert total(samples, "vllm:iteration_tokens_total_sum") == computed
+        assert total(samples, "millpond_engine_prompt_tokens_total", source="computed") == computed
+        assert total(samples, "vllm:prefix_cache_queries_total") == 1000
+        assert total(samples, "vllm:time_to_first_token_seconds_count") == 0
+
+
 async def test_refused_requests_are_counted_by_code_and_in_no_histogram() -> None:
     async with run_engine() as engine:
         await engine.post("/v1/completions", {"prompt": "x", "n": 0})
