@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from millpond_common.contract.reasons import ConditionReason, ConditionType
 from millpond_operator.api.status import Condition, PoolStatus
 from millpond_operator.plan.actions import EventNote
+from millpond_operator.plan.scale import ReplicaDecision
 
 QUIET = {
     ConditionReason.PENDING,
@@ -29,6 +32,16 @@ WARNINGS = {
 }
 WATCHED = (ConditionType.READY, ConditionType.PROGRESSING)
 """Conditions whose transitions are told; the others show the same causes."""
+
+
+def note_scaling(before: PoolStatus, desired: int, decisions: Sequence[ReplicaDecision]) -> list[EventNote]:
+    """One note when the autoscaler changes the count; the first count of a pool is no change."""
+    made = next((decision for decision in decisions if decision.status is not None), None)
+    if made is None or before.desired_replicas is None or before.desired_replicas == desired:
+        return []
+    text = f"from {before.desired_replicas} to {made.message}"
+    assert made.status is not None
+    return [EventNote(False, made.status.reason or ConditionReason.SCALING, "Scale", text)]
 
 
 def note_transitions(before: PoolStatus, after: PoolStatus) -> list[EventNote]:

@@ -14,9 +14,9 @@ from millpond_operator.plan.children import ChildrenPlan, drop_old_records, plan
 from millpond_operator.plan.conditions import judge_all
 from millpond_operator.plan.deletion import plan_deletion
 from millpond_operator.plan.facts import Facts
-from millpond_operator.plan.notes import note_transitions
+from millpond_operator.plan.notes import note_scaling, note_transitions
 from millpond_operator.plan.ready import judge_ready
-from millpond_operator.plan.scale import ReplicaDecision, decide_replicas
+from millpond_operator.plan.scale import ReplicaDecision, decide_replicas, find_current
 from millpond_operator.plan.settings import PlanSettings
 from millpond_operator.plan.snapshot import PoolSnapshot
 from millpond_operator.plan.status import make_status
@@ -48,20 +48,11 @@ def _plan_roles(
 ) -> tuple[tuple[ReplicaDecision, ...], tuple[RolePlan, ...]]:
     made, roles = [], []
     for role in list_roles(snapshot.pool):
-        current = _find_current(snapshot, role.role.lower())
+        current = find_current(snapshot, role.role.lower())
         decision = decide_replicas(role, current, decisions.get(role.role))
         made.append(decision)
-        roles.append(plan_role(snapshot, role, decision.replicas, settings))
+        roles.append(plan_role(snapshot, role, decision, settings))
     return tuple(made), tuple(roles)
-
-
-def _find_current(snapshot: PoolSnapshot, role: str) -> int | None:
-    """The count decided last: what the status says, else what the Deployments want together."""
-    status = snapshot.pool.status
-    if len(status.roles) <= 1 and status.desired_replicas is not None and snapshot.workloads:
-        return status.desired_replicas
-    wanted = [workload.wanted for workload in snapshot.workloads if workload.role == role]
-    return sum(wanted) if wanted else None
 
 
 def _list_actions(facts: Facts) -> tuple[Action, ...]:
@@ -88,6 +79,7 @@ def _finish(facts: Facts, actions: tuple[Action, ...]) -> PoolPlan:
     judgements = judge_all(facts, ready)
     status = make_status(facts, judgements)
     events = [note for role in facts.roles for note in role.events] if actions else []
+    events += note_scaling(pool.status, facts.desired, facts.decisions) if actions else []
     events += note_transitions(pool.status, status)
     settled = bool(ready.status) and not actions and not facts.rolling
     return PoolPlan(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from millpond_common.contract.reasons import ConditionReason, ConditionType
 from millpond_operator.api.pool import RoleView
 from millpond_operator.api.status import Judgement, ScalingStatus
+from millpond_operator.plan.snapshot import PoolSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +19,19 @@ class ReplicaDecision:
     judgements: tuple[Judgement, ...]
     """ScalingActive and ScalingLimited."""
     status: ScalingStatus | None = None
-    events: tuple[str, ...] = ()
-    """Messages of changes worth an event."""
+    message: str = ""
+    """Why this count, for the event of a change."""
+    cached_values: Mapping[str, float] = field(default_factory=dict)
+    """By replica's UID: cached prompt tokens that would be computed again without it, weighted by recent reuse."""
+
+
+def find_current(snapshot: PoolSnapshot, role: str) -> int | None:
+    """The count decided last: what the status says, else what the Deployments want together. `role` in lower case."""
+    status = snapshot.pool.status
+    if len(status.roles) <= 1 and status.desired_replicas is not None and snapshot.workloads:
+        return status.desired_replicas
+    wanted = [workload.wanted for workload in snapshot.workloads if workload.role == role]
+    return sum(wanted) if wanted else None
 
 
 def decide_replicas(role: RoleView, current: int | None, decision: ReplicaDecision | None) -> ReplicaDecision:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from millpond_common.contract import labels
 from millpond_operator.plan.actions import MarkPod
 from millpond_operator.plan.snapshot import GatewayView, Pod
@@ -11,17 +13,33 @@ VICTIM_COST = -1000
 """Below the default of 0, so the ReplicaSet controller takes these first."""
 
 
-def choose_victims(pods: list[Pod], num: int, gateway: GatewayView | None) -> list[Pod]:
-    """The replicas to lose: unready first, then least cached value, least work left, youngest."""
+def choose_victims(
+    pods: list[Pod],
+    num: int,
+    gateway: GatewayView | None,
+    values: Mapping[str, float] | None = None,
+) -> list[Pod]:
+    """The replicas to lose: unready first, then least cached value, least work left, youngest.
+
+    Args:
+        pods: of one revision.
+        num: how many leave.
+        gateway: what gateways expect in each replica's cache and have open on it.
+        values: cached values the engines told, by UID; used where every ready replica has one, since the two
+            measures do not compare.
+    """
     present = [pod for pod in pods if not pod.deleting]
-    return sorted(present, key=lambda pod: _rank(pod, gateway))[: max(0, num)]
+    known = values if values and all(pod.uid in values for pod in present if pod.ready) else {}
+    return sorted(present, key=lambda pod: _rank(pod, gateway, known))[: max(0, num)]
 
 
-def _rank(pod: Pod, gateway: GatewayView | None) -> tuple[bool, bool, int, int, float, str]:
+def _rank(
+    pod: Pod, gateway: GatewayView | None, values: Mapping[str, float]
+) -> tuple[bool, bool, float, int, float, str]:
     endpoints = gateway.find_endpoints(pod.uid) if gateway is not None else ()
     unique = max((endpoint.unique_cached_tokens for endpoint in endpoints), default=0)
     work = sum(endpoint.open_requests for endpoint in endpoints)
-    return pod.scheduled, pod.ready, unique, work, -pod.created_at, pod.name
+    return pod.scheduled, pod.ready, values.get(pod.uid, unique), work, -pod.created_at, pod.name
 
 
 def mark_victims(pods: list[Pod], victims: list[Pod]) -> list[MarkPod]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from millpond_common.contract import labels
@@ -23,6 +24,7 @@ from millpond_operator.plan.answering import list_answering
 from millpond_operator.plan.children import STAGE_FIRST, STAGE_WORKLOADS, describe_foreign, is_ours
 from millpond_operator.plan.drift import has_drifted
 from millpond_operator.plan.rollout import RoleCounts, RoleInput, plan_counts
+from millpond_operator.plan.scale import ReplicaDecision
 from millpond_operator.plan.settings import PlanSettings
 from millpond_operator.plan.snapshot import Pod, PoolSnapshot, Workload
 from millpond_operator.plan.victims import choose_victims, mark_victims
@@ -49,8 +51,11 @@ class RolePlan:
         return tuple(pod for pod in self.pods if pod.revision == self.revision and not pod.deleting)
 
 
-def plan_role(snapshot: PoolSnapshot, role: RoleView, desired: int, settings: PlanSettings) -> RolePlan:
+def plan_role(
+    snapshot: PoolSnapshot, role: RoleView, decision: ReplicaDecision, settings: PlanSettings
+) -> RolePlan:
     """Decide counts and writes of one role."""
+    desired = decision.replicas
     label, revision = role.role.lower(), compute_revision(snapshot.pool, role)
     workloads = tuple(w for w in snapshot.workloads if w.role == label and not w.deleting)
     pods = tuple(pod for pod in snapshot.pods if pod.role == label)
@@ -73,7 +78,7 @@ def plan_role(snapshot: PoolSnapshot, role: RoleView, desired: int, settings: Pl
         )
     )
     record = find_record(snapshot, role, revision, settings)
-    writes = _Writes(snapshot, workloads, pods, counts, record)
+    writes = _Writes(snapshot, workloads, pods, counts, record, decision.cached_values)
     actions, events, foreign = writes.list_all()
     return RolePlan(role, revision, desired, counts, pods, answering, actions, events, foreign, record)
 
@@ -106,6 +111,7 @@ class _Writes:
     pods: tuple[Pod, ...]
     counts: RoleCounts
     record: RevisionRecord
+    cached_values: Mapping[str, float]
 
     def list_all(self) -> tuple[tuple[Action, ...], tuple[EventNote, ...], tuple[str, ...]]:
         """Actions in the order they are safe in, events, and names taken by others."""
@@ -132,7 +138,7 @@ class _Writes:
             pods = [pod for pod in self.pods if pod.revision == workload.revision]
             wanted = self.counts.by_revision.get(workload.revision, 0)
             present = sum(1 for pod in pods if not pod.deleting)
-            victims = choose_victims(pods, present - wanted, self.snapshot.gateway)
+            victims = choose_victims(pods, present - wanted, self.snapshot.gateway, self.cached_values)
             marks += mark_victims(pods, victims)
         return marks
 

@@ -26,6 +26,19 @@ class Candidate:
         return self.unique_cached_tokens * self.reuse_per_second
 
 
+def compute_cached_value(weighted_tokens: int, *, cached_tokens: int, unique_tokens: int) -> float:
+    """What a replica's cache is worth to the pool: the engine's own value, less the share that others hold as well.
+
+    Args:
+        weighted_tokens: tokens in cached blocks weighted by recent reuse, as the engine says.
+        cached_tokens: tokens that the gateways expect in its cache.
+        unique_tokens: the part of them that no other replica holds.
+    """
+    if cached_tokens <= 0:
+        return float(weighted_tokens)
+    return weighted_tokens * min(1.0, unique_tokens / cached_tokens)
+
+
 def rank_victims(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Candidates in the order in which they should leave."""
     per_zone = Counter(candidate.zone for candidate in candidates if candidate.is_ready)
