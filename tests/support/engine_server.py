@@ -18,7 +18,8 @@ from millpond_engine.fake.cost import CostModel, Faults
 from millpond_engine.fake.runner import FakeOptions, FakeRunner
 from millpond_engine.fake.script import Script
 from millpond_engine.loop.kv_publisher import PublisherSettings
-from millpond_engine.loop.thread import EngineThread, LoopSettings
+from millpond_engine.loop.settings import LoopSettings
+from millpond_engine.loop.thread import EngineThread
 from millpond_engine.server.context import ServerContext
 from millpond_engine.server.limits import ServerLimits
 from millpond_engine.server.serve import Ports, Server

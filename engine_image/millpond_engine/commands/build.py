@@ -17,7 +17,8 @@ from millpond_engine.engine.step import Engine, make_epoch
 from millpond_engine.loop.kv_publisher import KvPublisher, PublisherSettings
 from millpond_engine.loop.kv_resident import ResidentBlocks
 from millpond_engine.loop.recorder import Recorder
-from millpond_engine.loop.thread import EngineThread, LoadCancelledError, LoopSettings
+from millpond_engine.loop.settings import LoadCancelledError, LoopSettings
+from millpond_engine.loop.thread import EngineThread
 from millpond_engine.server.context import ServerContext
 from millpond_engine.server.lifecycle import Lifecycle
 from millpond_engine.server.limits import ServerLimits

@@ -18,7 +18,7 @@ from millpond_engine.commands.flags import add_config_flags, load_config
 from millpond_engine.commands.logs import configure_logs
 from millpond_engine.engine.runner import Runner
 from millpond_engine.loop.kv_publisher import PublisherSettings
-from millpond_engine.loop.thread import LoopSettings
+from millpond_engine.loop.settings import LoopSettings
 from millpond_engine.server.limits import ServerLimits
 from millpond_engine.server.serve import Ports, serve
 from millpond_engine.text.load import load_tokenizer

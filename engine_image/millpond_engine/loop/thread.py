@@ -12,57 +12,28 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeVar
+from dataclasses import replace
+from typing import Literal, TypeVar
 
 import structlog
 
 from millpond_common.contract.openai import ErrorCode
-from millpond_engine.core.outputs import CacheCleared, CacheEvent, SequenceOutput
-from millpond_engine.core.request import FinishReason, Request
+from millpond_engine.core.outputs import CacheCleared, CacheEvent
+from millpond_engine.core.request import Request
 from millpond_engine.engine.speeds import SpeedMeter, StepSample
 from millpond_engine.engine.step import Engine, StepReport
+from millpond_engine.loop.courier import Courier
 from millpond_engine.loop.ledger import LiveRequest
 from millpond_engine.loop.mailbox import Call, Close, Mailbox, Message, StopChoice, Submit
 from millpond_engine.loop.recorder import Recorder
+from millpond_engine.loop.settings import EventSink, LoadCancelledError, LoopSettings
 from millpond_engine.loop.snapshot import EMPTY_COUNTS, LoopHealth, LoopPhase, LoopSnapshot
-from millpond_engine.loop.stream import Delivery, EndKind, RequestStream, StreamEnd, wake_streams
+from millpond_engine.loop.stream import Delivery, EndKind, RequestStream, StreamEnd
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 PauseMode = Literal["abort", "wait", "keep"]
-
-
-class LoadCancelledError(RuntimeError):
-    """Loading was given up because the process is asked to end."""
-
-
-class EventSink(Protocol):
-    """Where cache events go; must not block."""
-
-    def publish(self, events: tuple[CacheEvent, ...]) -> None:
-        """Take the events of one step."""
-        ...
-
-    @property
-    def sequence(self) -> int:
-        """Number of the newest batch."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class LoopSettings:
-    """Bounds of the loop."""
-
-    max_open_requests: int = 2048
-    stuck_seconds: float = 60.0
-    """A step that takes longer makes /health fail."""
-    idle_wait_seconds: float = 0.25
-    publish_seconds: float = 0.02
-    """Shortest time between two snapshots while busy."""
-    no_progress_wait_seconds: float = 0.002
-    """Pause after a step that found nothing to do though requests wait."""
 
 
 class EngineThread:
@@ -85,10 +56,10 @@ class EngineThread:
         self._mailbox = Mailbox(max_submissions=self.settings.max_open_requests)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._speeds = SpeedMeter()
+        self._courier = Courier(recorder, abort=self._abort_slow)
         self._engine: Engine | None = None
         self._pause: PauseMode | None = None
         self._held: list[Submit] = []
-        self._to_wake: list[RequestStream] = []
         self._stopping = False
         self._started_at = self._beat_at = self._published_at = clock()
         self._ready_at: float | None = None
@@ -184,9 +155,9 @@ class EngineThread:
                 continue
             if self._engine is not None:
                 self._engine.abort(request_id)
-            self._deliver(live, Delivery(live.request.request_id, now, end=end))
+            self._courier.deliver(live, Delivery(live.request.request_id, now, end=end))
             num_ended += 1
-        self._wake()
+        self._courier.wake()
         return num_ended
 
     def pause(self, mode: PauseMode) -> None:
@@ -279,7 +250,7 @@ class EngineThread:
             self._num_steps += 1
             if report is not None:
                 self._book(report)
-        self._wake()
+        self._courier.wake()
         self._publish()
 
     def _may_step(self) -> bool:
@@ -317,13 +288,13 @@ class EngineThread:
         now = self._clock()
         if self._engine is None:
             end = StreamEnd(EndKind.CANCELLED, "the engine is not loaded", ErrorCode.ASLEEP)
-            self._deliver(live, Delivery(live.request.request_id, now, end=end))
+            self._courier.deliver(live, Delivery(live.request.request_id, now, end=end))
             return
         refusal = self._engine.add(request)
         self._progress = True
         if refusal is not None:
             end = StreamEnd(EndKind.REFUSED, refusal.message, refusal=refusal)
-            self._deliver(live, Delivery(live.request.request_id, now, end=end))
+            self._courier.deliver(live, Delivery(live.request.request_id, now, end=end))
 
     def _take_close(self, close: Close) -> None:
         live = self.recorder.ledger.close(close.request_id)
@@ -350,33 +321,11 @@ class EngineThread:
         if output.cache_events:
             self._publish_events(output.cache_events)
         self._progress = bool(report.plan.rows or output.finished_requests or output.refusals)
-        self._hand_out(report)
+        self._courier.hand_out(report)
 
-    def _hand_out(self, report: StepReport) -> None:
-        output, now = report.output, report.finished_at
-        live_by_id = self.recorder.ledger.live
-        prompts = {prompt.request_id: prompt for prompt in output.prompts}
-        sequences: dict[str, list[SequenceOutput]] = {}
-        for sequence in output.sequences:
-            sequences.setdefault(sequence.request_id, []).append(sequence)
-        ends = {
-            refusal.request_id: StreamEnd(EndKind.REFUSED, refusal.message, refusal=refusal)
-            for refusal in output.refusals
-        }
-        finished = set(output.finished_requests)
-        for request_id in dict.fromkeys((*prompts, *sequences, *ends, *output.finished_requests)):
-            live = live_by_id.get(request_id)
-            if live is None or live.ended:
-                continue
-            prompt, news = prompts.get(request_id), tuple(sequences.get(request_id, ()))
-            if prompt is not None:
-                self.recorder.note_prompt(live, prompt, now)
-            for sequence in news:
-                self.recorder.note_tokens(live, sequence, now)
-            end = ends.get(request_id)
-            if end is None and request_id in finished:
-                end = _make_end(news, report.failure)
-            self._deliver(live, Delivery(request_id, now, prompt, news, end))
+    def _abort_slow(self, request_id: str) -> None:
+        if self._engine is not None:
+            self._engine.abort(request_id)
 
     def _learn(self, report: StepReport) -> None:
         if report.result is None or not report.plan.rows:
@@ -385,24 +334,6 @@ class EngineThread:
         prefill = sum(row.num_tokens for row in rows if row.num_tokens > 1)
         decodes = sum(1 for row in rows if row.num_tokens == 1)
         self._speeds.add(StepSample(prefill, decodes, report.result.seconds))
-
-    def _deliver(self, live: LiveRequest, delivery: Delivery) -> None:
-        if live.ended:
-            return
-        kept_up = live.stream.put(delivery)
-        self._to_wake.append(live.stream)
-        if delivery.end is not None:
-            live.ended = True
-        elif not kept_up and self._engine is not None:
-            self._engine.abort(live.request.request_id)
-            live.ended = True
-            slow = StreamEnd(EndKind.CANCELLED, "the client reads too slowly")
-            live.stream.put(Delivery(delivery.request_id, delivery.at, end=slow))
-
-    def _wake(self) -> None:
-        if self._to_wake:
-            wake_streams(self._to_wake)
-            self._to_wake = []
 
     def _publish_events(self, events: tuple[CacheEvent, ...]) -> None:
         for event in events:
@@ -457,16 +388,9 @@ class EngineThread:
         public = "the engine failed" if failed else message
         code = ErrorCode.ENGINE_ERROR if failed else ErrorCode.DRAINING
         for live in self.recorder.ledger.live.values():
-            self._deliver(
+            self._courier.deliver(
                 live, Delivery(live.request.request_id, now, end=StreamEnd(EndKind.FAILED, public, code))
             )
-        self._wake()
+        self._courier.wake()
         if self._engine is not None:
             self._engine.close()
-
-
-def _make_end(news: tuple[SequenceOutput, ...], failure: str | None) -> StreamEnd:
-    """The end of a request whose sequences have all ended."""
-    if any(sequence.finish is FinishReason.ERROR for sequence in news):
-        return StreamEnd(EndKind.FAILED, failure or "a step of this request failed")
-    return StreamEnd(EndKind.FINISHED)

@@ -182,7 +182,7 @@ async def test_a_defect_ends_every_stream_and_health() -> None:
 
 async def test_a_stuck_step_fails_health_and_recovers() -> None:
     from millpond_engine.fake.cost import make_faults
-    from millpond_engine.loop.thread import LoopSettings
+    from millpond_engine.loop.settings import LoopSettings
 
     setup = Setup(faults=make_faults(stalling=[3], stall_seconds=0.8), loop=LoopSettings(stuck_seconds=0.2))
     async with run_engine(setup) as engine:
