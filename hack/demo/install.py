@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ import yaml
 
 from demo.cluster import Cluster
 from demo.errors import DemoError
-from demo.steps import ROOT, run, say
+from demo.steps import ROOT, TOOLS, run, say
 from images.build import IMAGES, build
 
 RELEASE = "millpond"
@@ -162,7 +163,9 @@ def serve_model(cluster: Cluster) -> tuple[Model | None, subprocess.Popen[str] |
     )
     digest = run(["sha256sum", str(path)], what="hashing the model file").split()[0]
     command = [sys.executable, "-m", "demo.files", str(path.parent), cluster.host_address, "0"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    server = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, **TOOLS}
+    )
     assert server.stdout is not None
     port = server.stdout.readline().strip()
     if not port:

@@ -13,6 +13,8 @@ from pathlib import Path
 from demo.errors import DemoError
 
 ROOT = Path(__file__).resolve().parents[2]
+TOOLS = {"PYTHONPATH": str(ROOT / "hack")}
+"""Environment in which hack/'s modules are found."""
 STARTED = time.monotonic()
 
 
@@ -51,7 +53,7 @@ def run(
     Raises:
         DemoError: the program is missing, fails, or takes longer than `seconds`.
     """
-    environment = {**os.environ, **(env or {})}
+    environment = {**os.environ, **TOOLS, **(env or {})}
     try:
         done = subprocess.run(
             list(command),
