@@ -57,6 +57,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
         namespace=given.namespace,
         peer_port=given.peer_port,
         peers=tuple(given.peer),
+        kv_events=not given.no_kv_events,
         poll_seconds=given.poll_seconds,
         drain_delay_seconds=given.drain_delay_seconds,
         grace_seconds=given.grace_seconds,
@@ -140,6 +141,7 @@ def make_parser() -> argparse.ArgumentParser:
         default=defaults.grace_seconds,
         help="open streams may take this long to finish",
     )
+    add("--no-kv-events", action="store_true", help="do not follow the engines' KV events")
     add("--no-access-log", action="store_true", help="no line per request")
     add("--expose-decisions", action="store_true", help="answer with the replica and the score breakdown")
     add("--seed", type=int, default=None, help="of tie-breaks; random when absent")

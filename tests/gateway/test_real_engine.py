@@ -32,7 +32,9 @@ async def test_chat_streams_and_completes_with_usage(make_gateway: MakeGateway) 
             assert models.data[0].id == MODEL
             messages = [{"role": "user", "content": "hello"}]
             plain = await client.chat.completions.create(model=MODEL, messages=messages, temperature=0)  # type: ignore[arg-type]
-            stream = await client.chat.completions.create(model=MODEL, messages=messages, temperature=0, stream=True)  # type: ignore[arg-type]
+            stream = await client.chat.completions.create(
+                model=MODEL, messages=messages, temperature=0, stream=True
+            )  # type: ignore[arg-type]
             text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
         assert text == plain.choices[0].message.content
         assert plain.usage is not None
@@ -41,14 +43,18 @@ async def test_chat_streams_and_completes_with_usage(make_gateway: MakeGateway) 
         await engine.settle()
 
 
-async def test_a_repeated_prompt_of_token_ids_goes_where_it_was_and_is_found_there(make_gateway: MakeGateway) -> None:
+async def test_a_repeated_prompt_of_token_ids_goes_where_it_was_and_is_found_there(
+    make_gateway: MakeGateway,
+) -> None:
     async with run_engine(Setup()) as one, run_engine(Setup()) as two:
         gateway = await start(make_gateway, one, two)
         prompt = [7 + number % 50 for number in range(160)]
         cached = []
         async with connect(gateway) as client:
             for _ in range(4):
-                answer = await client.completions.create(model=MODEL, prompt=prompt, max_tokens=2, temperature=0)
+                answer = await client.completions.create(
+                    model=MODEL, prompt=prompt, max_tokens=2, temperature=0
+                )
                 assert answer.usage is not None
                 assert answer.usage.prompt_tokens_details is not None
                 cached.append(answer.usage.prompt_tokens_details.cached_tokens or 0)
@@ -59,7 +65,9 @@ async def test_a_repeated_prompt_of_token_ids_goes_where_it_was_and_is_found_the
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_gw_051_the_engine_stops_when_the_client_leaves(stream: bool, make_gateway: MakeGateway) -> None:
+async def test_gw_051_the_engine_stops_when_the_client_leaves(
+    stream: bool, make_gateway: MakeGateway
+) -> None:
     async with run_engine(Setup(output_tokens=900)) as engine:
         gateway = await start(make_gateway, engine)
         body = {"model": MODEL, "prompt": "hello", "max_tokens": 900, "stream": stream, "ignore_eos": True}
@@ -77,7 +85,9 @@ async def test_a_probe_makes_the_engine_generate_a_token(make_gateway: MakeGatew
         await asyncio.sleep(0.6)
         (replica,) = gateway.process.world.replicas
         async with httpx.AsyncClient() as client:
-            answer = await client.post(f"{gateway.admin_url}/v1/probe", json={"pool": MODEL, "podUid": replica.uid})
+            answer = await client.post(
+                f"{gateway.admin_url}/v1/probe", json={"pool": MODEL, "podUid": replica.uid}
+            )
         assert answer.json()["ok"], answer.text
 
 

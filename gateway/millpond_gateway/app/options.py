@@ -27,6 +27,8 @@ class Options:
     peer_port: int = ports.GATEWAY_PEERS
     peers: tuple[str, ...] = ()
     """`HOST:PORT` of other gateways; inside a cluster they are found by their labels."""
+    kv_events: bool = True
+    """Follow the engines' KV events; only inside a cluster, where their ports are known."""
     poll_seconds: float = 1.0
     drain_delay_seconds: float = 3.0
     """After SIGTERM requests are still accepted this long, until no endpoint list names this pod any more."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 import xxhash
 
-from millpond_common.contract.blockkey import KeyScope
+from millpond_common.contract.blockkey import KeyScope, make_namespace
 from millpond_common.contract.openai import ApiError
 from millpond_gateway.app.prompt import make_prompt_keys
 from millpond_gateway.app.refusals import make_debug, make_refusal, refuse_choice
@@ -265,7 +265,7 @@ class PoolState:
     def make_request(self, call: Call, adapter: str) -> RequestView:
         """The request as routing sees it."""
         body, tenant = call.body, call.caller.tenant
-        scope = self._find_scope(adapter, f"{tenant}/{body.cache_salt}" if body.cache_salt else tenant)
+        scope = self._find_scope(adapter, make_namespace(tenant, body.cache_salt))
         limit = body.max_output_tokens
         expected = _DEFAULT_OUTPUT_TOKENS if limit is None else min(limit, _DEFAULT_OUTPUT_TOKENS)
         return RequestView(

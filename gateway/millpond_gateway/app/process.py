@@ -21,6 +21,7 @@ import structlog
 from millpond_common.contract.gateway_report import ProbeRequest, ProbeResult
 from millpond_gateway.app.access import AccessLog
 from millpond_gateway.app.admin import AdminActions, AdminAnswer, AdminServer
+from millpond_gateway.app.events import EventReaders
 from millpond_gateway.app.fleet import Fleet
 from millpond_gateway.app.memory import Trimmer
 from millpond_gateway.app.metrics import Metrics
@@ -182,6 +183,8 @@ class GatewayProcess:
             self._vitals.max_view_age_seconds = 2 * options.watch.resync_seconds
             clock = asyncio.get_running_loop().time
             assert self.mesh is not None
+            if options.kv_events:
+                work.append(EventReaders(self.fleet, clock).run())
             peers = PeerStore(_find_pod_name(), self.mesh.set_peers)
             work.append(
                 watch_namespace(
