@@ -68,6 +68,12 @@ def test_eng_022_a_constant_hash_lets_nothing_be_hit(monkeypatch):
     assert set(loop.cached.values()) == {0}
     for request in requests:
         assert loop.output(request.request_id) == expect(request)
+    for i in range(5):  # the same first block, and then others: a hit of that block and no more
+        tail = make_request(f"tail{i}", 2 * B).prompt
+        branch = make_request(f"branch{i}", (*requests[3].prompt[:B], *tail), 5)
+        serve(loop, branch)
+        assert loop.cached[branch.request_id] == B
+        assert loop.output(branch.request_id) == expect(branch)
     serve(loop, make_request("again", requests[4].prompt, 5))
     assert loop.cached["again"] == 3 * B - 1
 
@@ -232,7 +238,7 @@ def test_requests_of_one_burst_share_a_prefix_that_is_computed_once():
     systems = [make_request(f"system{i}", 10 * B).prompt for i in range(8)]
     for i in range(64):
         own = make_request(f"own{i}", 20).prompt
-        loop.add(make_request(f"r{i}", (*systems[i % 8], *own), 4))
+        loop.add(make_request(f"r{i}", (*systems[i // 8], *own), 4))
     loop.run()
     possible = (64 - 8) * 10 * B
     assert sum(loop.cached.values()) == possible

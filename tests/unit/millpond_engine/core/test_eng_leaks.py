@@ -6,7 +6,7 @@ import pytest
 from tests.unit.millpond_engine.core.harness import Loop, expect, make_request
 
 from millpond_engine.core.request import BeamParams, FinishReason
-from millpond_engine.core.settings import Capacity, SchedulerSettings
+from millpond_engine.core.settings import Capacity, ClassRule, SchedulerSettings
 from millpond_engine.core.step import StepResult
 
 OVERLAP = pytest.mark.parametrize("overlap", [False, True])
@@ -143,6 +143,20 @@ def test_invariant_9_after_an_abort_the_pool_is_that_of_a_run_without_the_reques
     loop.assert_idle()
 
 
+def test_a_swapped_request_gives_its_host_blocks_back_when_aborted():
+    classes = (ClassRule("high", priority=1), ClassRule("low", priority=0))
+    capacity = Capacity(num_blocks=20, block_tokens=4, max_model_tokens=128, num_host_blocks=20)
+    loop = Loop(SchedulerSettings(policy="Priority", preemption="Swap", classes=classes), capacity)
+    loop.add(make_request("low", 40, 9, class_name="low"))
+    loop.run_steps(2)
+    loop.add(make_request("high", 60, 9, class_name="high"))
+    loop.step()
+    assert loop.scheduler.counts().used_host_blocks == 11
+    assert loop.abort("low")
+    loop.run()
+    loop.assert_idle()
+
+
 def test_one_choice_ends_early_and_the_others_go_on():
     loop = make_loop()
     loop.add(make_request("r", 6, 10, n=3))
@@ -188,6 +202,17 @@ def test_eng_082_a_prefix_is_counted_once_however_often_admission_fails():
     counts = loop.scheduler.counts()
     assert counts.prefix_query_tokens == 100
     assert counts.prefix_hit_tokens == loop.cached["waiting"] == 16
+
+
+def test_eng_082_resumption_after_preemption_is_no_second_query():
+    capacity = Capacity(num_blocks=24, block_tokens=4, max_model_tokens=64)
+    loop = Loop(SchedulerSettings(policy="Fifo"), capacity, optimistic=True)
+    for i in range(8):
+        loop.add(make_request(f"r{i}", 10, 20))
+    loop.run()
+    assert loop.preemptions
+    counts = loop.scheduler.counts()
+    assert (counts.prefix_query_tokens, counts.prefix_hit_tokens) == (80, 0)
 
 
 def test_eng_083_arrivals_are_outcomes_plus_live_ones():

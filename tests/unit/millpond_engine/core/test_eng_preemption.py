@@ -7,6 +7,7 @@ import random
 import pytest
 from tests.unit.millpond_engine.core.harness import VOCABULARY, Loop, TokenRunner, crc, expect, make_request
 
+from millpond_engine.core.builder import PlanBuilder
 from millpond_engine.core.request import RefusalReason, SamplingParams
 from millpond_engine.core.settings import Capacity, ClassRule, SchedulerSettings
 
@@ -45,6 +46,25 @@ def test_eng_011_a_victim_that_was_planned_in_the_same_pass_leaves_the_plan():
     loop.run()
     for request in requests:
         assert loop.output(request.request_id) == expect(request)
+
+
+def test_eng_011_what_a_victim_got_in_the_same_plan_is_taken_back():
+    loop = Loop()
+    for name in ("decode", "prefill"):
+        loop.add(make_request(name, 12, 4))
+    loop.step()
+    builder = PlanBuilder(loop.state.step + 1, 10)
+    decode, other = (loop.state.groups[name].running[0] for name in ("decode", "prefill"))
+    before = (decode.computed, decode.pending, decode.flights, decode.account.tokens)
+    builder.schedule(decode, 1, ())
+    builder.schedule(other, 1, ())
+    builder.cancel(decode)
+    builder.cancel(other)
+    builder.cancel(other)
+    assert builder.budget == 10
+    assert builder.empty
+    assert (decode.computed, decode.pending, decode.flights, decode.account.tokens) == before
+    loop.run()
 
 
 def test_eng_012_a_preempted_request_goes_before_one_that_never_ran_and_hits_its_blocks():
