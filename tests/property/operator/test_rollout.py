@@ -185,6 +185,8 @@ def test_op_019_new_defaults_of_the_operator_restart_no_engine(sim: SimCluster) 
     sim.spec["engine"] = {"maxModelTokens": 4096}
     sim.generation += 1
     for _ in range(MAX_ROUNDS):
+        if is_settled(sim):
+            break
         sim.execute(sim.decide(upgraded))
         sim.step()
     assert {pod.annotations["image"] for pod in sim.pods.values()} == {"engine:2"}
