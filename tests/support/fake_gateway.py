@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.support.engine_states import make_engine_state
 from tests.support.kubelet import FakeKubelet
 
 from millpond_common.contract import labels
+from millpond_common.contract.engine_state import EngineState
 from millpond_common.contract.gateway_report import (
     EndpointReport,
     GatewayReport,
@@ -30,6 +32,13 @@ class FakeGateway:
         """Whether it notices no pod that it has not reported before."""
         self.open_requests: dict[str, int] = {}
         self.unique_cached_tokens: dict[str, int] = {}
+        self.demand: dict[str, dict[str, Any]] = {}
+        """Further fields of each pool's report."""
+        self.quiet_pools: set[str] = set()
+        """Pools it knows without knowing a replica of them."""
+        self.states: dict[str, dict[str, Any]] = {}
+        """By pool, fields in which its engines' states differ from an idle one."""
+        self.state_failure: str | None = None
         self.probe_failure: str | None = None
         self.unreachable = False
         self.probes: list[str] = []
@@ -41,7 +50,7 @@ class FakeGateway:
         """The report of the gateway pod at the address."""
         if self.unreachable:
             raise GatewayCallError(f"GET http://{address}/v1/report: connection refused")
-        pools: dict[str, list[EndpointReport]] = {}
+        pools: dict[str, list[EndpointReport]] = {name: [] for name in self.quiet_pools}
         for pod in list(self._kubelet.pods):
             own = pod["metadata"].get("labels") or {}
             if own.get(labels.COMPONENT) == labels.ENGINE_COMPONENT and self._notices(pod):
@@ -53,7 +62,8 @@ class FakeGateway:
             view_age_seconds=0.0,
             synced=True,
             pools=tuple(
-                PoolReport(pool=name, endpoints=tuple(found)) for name, found in sorted(pools.items())
+                PoolReport(pool=name, endpoints=tuple(found), **self.demand.get(name, {}))
+                for name, found in sorted(pools.items())
             ),
         )
 
@@ -73,6 +83,17 @@ class FakeGateway:
         assert timeout_seconds > 0
         self.direct.append(address)
         return ProbeResult(ok=True, status=200, message="", seconds=0.01)
+
+    async def fetch_state(self, address: str) -> EngineState:
+        """The state of the engine at the address."""
+        if self.state_failure is not None:
+            raise GatewayCallError(f"GET http://{address}/v1/state: {self.state_failure}")
+        pod = next(
+            (p for p in list(self._kubelet.pods) if (p.get("status") or {}).get("podIP") == address), None
+        )
+        if pod is None:
+            raise GatewayCallError(f"GET http://{address}/v1/state: no route to host")
+        return make_engine_state(**self.states.get(pod["metadata"]["labels"][labels.POOL], {}))
 
     def _notices(self, pod: Manifest) -> bool:
         name = pod["metadata"]["name"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from millpond_operator.clients.connection import load_connection
-from millpond_operator.clients.gateway import GatewayCaller
+from millpond_operator.clients.gateway import Caller
 from millpond_operator.desired.settings import BuildSettings
 from millpond_operator.handlers.run import run_operator
 from millpond_operator.loop.lease import LeaseSettings
@@ -48,7 +48,7 @@ def make_settings(
 class RunningOperator:
     """One instance in a thread of its own, since kopf cancels every younger task of its loop when it ends."""
 
-    def __init__(self, kubeconfig: Path, settings: OperatorSettings, gateway: GatewayCaller) -> None:
+    def __init__(self, kubeconfig: Path, settings: OperatorSettings, gateway: Caller) -> None:
         self._kubeconfig = kubeconfig
         self.settings = settings
         self._gateway = gateway

@@ -8,6 +8,7 @@ import httpx2
 import msgspec
 
 from millpond_common.contract import ports
+from millpond_common.contract.engine_state import EngineState
 from millpond_common.contract.gateway_report import GatewayReport, ProbeRequest, ProbeResult
 from millpond_operator.errors import GatewayCallError
 
@@ -30,6 +31,18 @@ class GatewayCaller(Protocol):
     async def probe_engine(self, address: str, model: str, *, timeout_seconds: float) -> ProbeResult:
         """Send a real one-token request straight to a replica; GatewayCallError when it does not answer."""
         ...
+
+
+class EngineCaller(Protocol):
+    """What the autoscaler asks of an engine."""
+
+    async def fetch_state(self, address: str) -> EngineState:
+        """Fetch load, caches and speeds of a replica; GatewayCallError when it does not answer."""
+        ...
+
+
+class Caller(GatewayCaller, EngineCaller, Protocol):
+    """Everything the operator asks of pods."""
 
 
 class GatewayClient:
@@ -72,6 +85,11 @@ class GatewayClient:
         )
         return ProbeResult(ok=True, status=200, message="", seconds=0.0)
 
+    async def fetch_state(self, address: str) -> EngineState:
+        """Fetch `GET /v1/state` of the engine."""
+        body = await self._call("GET", address, "/v1/state", port=ports.ENGINE_HTTP)
+        return _decode(body, EngineState, address)
+
     async def _call(
         self,
         method: str,
@@ -112,6 +130,4 @@ def _decode(body: bytes, kind: type[T], address: str) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.DecodeError as error:
-        raise GatewayCallError(
-            f"gateway {address} answered something else than {kind.__name__}: {error}"
-        ) from error
+        raise GatewayCallError(f"{address} answered something else than {kind.__name__}: {error}") from error

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import structlog
 from lightkube.config.kubeconfig import SingleConfig
 
-from millpond_operator.clients.gateway import GatewayCaller, GatewayClient
+from millpond_operator.clients.gateway import Caller, GatewayClient
 from millpond_operator.handlers.watch import run_watches
 from millpond_operator.loop.operator import Operator
 from millpond_operator.loop.reconciler import Scaler
@@ -23,7 +23,7 @@ async def run_operator(
     connection: SingleConfig,
     *,
     stop: asyncio.Event,
-    gateway: GatewayCaller | None = None,
+    gateway: Caller | None = None,
     scaler: Scaler | None = None,
     on_started: Callable[[Operator], None] | None = None,
     handle_signals: bool = False,
@@ -35,7 +35,7 @@ async def run_operator(
         connection: the API server.
         stop: set by a signal or a test.
         gateway: how gateways are called; by default over HTTP.
-        scaler: the autoscaler, if there is one.
+        scaler: decides counts instead of the built-in autoscaler.
         on_started: gets the instance once it runs, for tests.
         handle_signals: whether SIGTERM and SIGINT set `stop`; only the main thread can.
     """

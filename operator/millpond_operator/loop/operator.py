@@ -9,18 +9,20 @@ import structlog
 from lightkube.config.kubeconfig import SingleConfig
 
 from millpond_common.contract.reasons import ConditionType
-from millpond_operator.clients.gateway import GatewayCaller
+from millpond_operator.clients.gateway import Caller, EngineCaller
 from millpond_operator.clients.kube import KubeClient, Obj
 from millpond_operator.desired.kinds import POD, POOL, Kind
 from millpond_operator.execute.events import EventWriter
 from millpond_operator.execute.executor import Executor
 from millpond_operator.execute.status import StatusWriter
+from millpond_operator.loop.autoscaler import Autoscaler
 from millpond_operator.loop.health import AdminServer, make_check_route, make_metrics_route
 from millpond_operator.loop.lease import LeaseKeeper
 from millpond_operator.loop.manager import Manager
 from millpond_operator.loop.metrics import Metrics
 from millpond_operator.loop.reconciler import Reconciler, Scaler
 from millpond_operator.loop.resync import Resync, mark_owner
+from millpond_operator.loop.scaling_metrics import ScalingMetrics
 from millpond_operator.loop.settings import OperatorSettings
 from millpond_operator.observe.nodes import NodeWatcher
 from millpond_operator.observe.observer import Observer
@@ -43,7 +45,7 @@ class Operator:
         self,
         settings: OperatorSettings,
         connection: SingleConfig,
-        gateway: GatewayCaller,
+        gateway: Caller,
         *,
         scaler: Scaler | None = None,
     ) -> None:
@@ -68,8 +70,10 @@ class Operator:
             clock=time.monotonic,
             period_seconds=settings.resync_seconds,
         )
+        observer = self._make_observer()
+        self.autoscaler = self._make_autoscaler(observer, gateway)
         self.manager = Manager(
-            self._make_reconciler(scaler).reconcile,
+            self._make_reconciler(observer, scaler or self.autoscaler).reconcile,
             metrics=self.metrics,
             may_write=self.lease.gained,
             is_synced=self.resync.synced,
@@ -80,9 +84,8 @@ class Operator:
         self.metrics_port = 0
         self.health_port = 0
 
-    def _make_reconciler(self, scaler: Scaler | None) -> Reconciler:
-        fence, remember = self.lease.check, self.store.put
-        observer = Observer(
+    def _make_observer(self) -> Observer:
+        return Observer(
             self.store,
             reports=self.reports,
             prober=self.prober,
@@ -90,6 +93,21 @@ class Operator:
             nodes=NodeWatcher(self.kube, time.monotonic, enabled=self.settings.is_cluster_wide),
             progress=FetchProgress(self.kube, time.monotonic),
         )
+
+    def _make_autoscaler(self, observer: Observer, engines: EngineCaller) -> Autoscaler:
+        return Autoscaler(
+            observer,
+            reports=self.reports,
+            engines=engines,
+            metrics=ScalingMetrics(self.metrics.registry),
+            list_pools=lambda: self.store.keys(POOL),
+            mark=self.mark,
+            is_leader=lambda: self.lease.is_leader and self.resync.synced.is_set(),
+            settings=self.settings.scaling,
+        )
+
+    def _make_reconciler(self, observer: Observer, scaler: Scaler) -> Reconciler:
+        fence, remember = self.lease.check, self.store.put
         return Reconciler(
             observer=observer,
             executor=Executor(self.kube, fence=fence, remember=remember),
@@ -114,7 +132,12 @@ class Operator:
     async def start(self) -> None:
         """Start everything that runs beside the watches."""
         await self._listen()
-        runs = {"lease": self.lease.run(), "resync": self.resync.run(), "housekeeping": self._keep_house()}
+        runs = {
+            "lease": self.lease.run(),
+            "resync": self.resync.run(),
+            "housekeeping": self._keep_house(),
+            "scaling": self.autoscaler.run(),
+        }
         self._tasks = [asyncio.create_task(run, name=name) for name, run in runs.items()]
 
     async def stop(self) -> None:

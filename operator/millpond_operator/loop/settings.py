@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from millpond_common.contract import ports
+from millpond_operator.loop.autoscaler import ScalingSettings
 from millpond_operator.loop.lease import LeaseSettings
 from millpond_operator.plan.settings import PlanSettings
 
@@ -26,6 +27,7 @@ class OperatorSettings:
     """A watch without any event or bookmark for this long is taken for dead; the API server sends one a minute."""
     max_parallel: int = 16
     probe_timeout_seconds: float = 30.0
+    scaling: ScalingSettings = field(default_factory=ScalingSettings)
     listen_host: str = "0.0.0.0"  # noqa: S104 - probes and scrapes come from outside the pod
     metrics_port: int = ports.OPERATOR_METRICS
     health_port: int = ports.OPERATOR_HEALTH

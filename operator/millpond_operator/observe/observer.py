@@ -61,6 +61,26 @@ class Observer:
         stored = self._store.get(POOL, namespace, name)
         return stored.body if stored is not None else None
 
+    def look(self, namespace: str, name: str, now: float) -> PoolSnapshot | None:
+        """The pool with its pods and counts, without any call; None when it is gone.
+
+        Raises:
+            SpecError: the pool cannot be read.
+        """
+        raw = self.get_raw(namespace, name)
+        if raw is None:
+            return None
+        return PoolSnapshot(
+            pool=parse_pool(raw),
+            observed_at=now,
+            workloads=self._list_workloads(namespace, name),
+            pods=self._list_pods(namespace, name),
+        )
+
+    def list_gateway_pods(self, namespace: str) -> list[Pod]:
+        """Pods of the namespace's gateway."""
+        return [parse_pod(stored.body) for stored in self._store.list_of_pool(POD, namespace, GATEWAY_OWNER)]
+
     async def observe(self, namespace: str, name: str, now: float) -> PoolSnapshot | None:
         """Everything about one pool now; None when it is gone.
 
@@ -137,7 +157,7 @@ class Observer:
         if not pool.spec.gateway.enabled:
             return None
         namespace, name = pool.key
-        pods = [parse_pod(stored.body) for stored in self._store.list_of_pool(POD, namespace, GATEWAY_OWNER)]
+        pods = self.list_gateway_pods(namespace)
         max_age = SETTLED_REPORT_SECONDS if settled else MOVING_REPORT_SECONDS
         return await self._reports.fetch_view(namespace, name, pods, max_age=max_age)
 
@@ -151,7 +171,7 @@ class Observer:
                 self._prober.ask(ProbeTarget(pool.key, pod, address, pool.model_name))
 
     def _find_gateway_address(self, namespace: str) -> str | None:
-        pods = (parse_pod(stored.body) for stored in self._store.list_of_pool(POD, namespace, GATEWAY_OWNER))
+        pods = self.list_gateway_pods(namespace)
         return next((pod.address for pod in pods if pod.ready and not pod.deleting and pod.address), None)
 
     async def _find_missing(

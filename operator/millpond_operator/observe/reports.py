@@ -16,10 +16,14 @@ Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class FetchedReport:
+    """The answer of one gateway pod."""
+
+    pod_uid: str
     report: GatewayReport | None
     error: str
     at: float
+    """Of the cache's clock, when the call began."""
 
 
 class ReportCache:
@@ -28,27 +32,33 @@ class ReportCache:
     def __init__(self, caller: GatewayCaller, clock: Clock) -> None:
         self._caller = caller
         self._clock = clock
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, FetchedReport] = {}
         self._locks: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def fetch_view(
         self, namespace: str, pool: str, pods: Iterable[Pod], *, max_age: float
     ) -> GatewayView:
         """What the ready gateway pods say about one pool, from reports at most `max_age` seconds old."""
+        found = await self.fetch_reports(namespace, pods, max_age=max_age)
+        synced = [entry.report for entry in found if entry.report is not None and entry.report.synced]
+        return GatewayView(
+            num_ready=len(found),
+            num_reporting=len(synced),
+            reports=tuple(entry for report in synced for entry in report.pools if entry.pool == pool),
+            error=next((entry.error for entry in found if entry.error), ""),
+            observed_at=min((entry.at for entry in found), default=0.0),
+        )
+
+    async def fetch_reports(
+        self, namespace: str, pods: Iterable[Pod], *, max_age: float
+    ) -> tuple[FetchedReport, ...]:
+        """The report of each ready gateway pod, or why it has none, at most `max_age` seconds old."""
         ready = [pod for pod in pods if pod.ready and not pod.deleting and pod.address]
         async with self._locks[namespace]:
             old = self._clock() - max_age
             due = [pod for pod in ready if (k := self._kept.get(pod.uid)) is None or k.at < old]
             await asyncio.gather(*(self._fetch(pod) for pod in due))
-        kept = [self._kept[pod.uid] for pod in ready]
-        synced = [k.report for k in kept if k.report is not None and k.report.synced]
-        return GatewayView(
-            num_ready=len(ready),
-            num_reporting=len(synced),
-            reports=tuple(entry for report in synced for entry in report.pools if entry.pool == pool),
-            error=next((k.error for k in kept if k.error), ""),
-            observed_at=min((k.at for k in kept), default=0.0),
-        )
+        return tuple(self._kept[pod.uid] for pod in ready)
 
     def forget_others(self, living: set[str]) -> None:
         """Drop reports of pods that are gone."""
@@ -57,6 +67,6 @@ class ReportCache:
     async def _fetch(self, pod: Pod) -> None:
         at = self._clock()
         try:
-            self._kept[pod.uid] = _Kept(await self._caller.fetch_report(pod.address), "", at)
+            self._kept[pod.uid] = FetchedReport(pod.uid, await self._caller.fetch_report(pod.address), "", at)
         except GatewayCallError as error:
-            self._kept[pod.uid] = _Kept(None, str(error), at)
+            self._kept[pod.uid] = FetchedReport(pod.uid, None, str(error), at)

@@ -112,18 +112,18 @@ def note_floor(
 ) -> Memory:
     """Remember the floor of a decision; None for one made without data, which says nothing about the need.
 
-    A hole in the history starts it anew: nobody knows what was needed meanwhile. One record older than the window
-    stays, which shows that the window is covered.
+    A hole in the history starts it anew: nobody knows what was needed meanwhile. The first record stays, which shows
+    since when the need is known; of the others only those that are higher than every later one, since the maximum of
+    a window is all that is asked for.
     """
     if floor is None:
         return memory
-    history = memory.history
-    if history and now - history[-1].at > max_gap_seconds:
-        history = ()
+    history, latest = memory.history, Recommended(now, floor)
+    if not history or now - history[-1].at > max_gap_seconds:
+        return replace(memory, history=(latest,))
     begin = now - window_seconds
-    covered = [record for record in history if record.at <= begin][-1:]
-    recent = [record for record in history if record.at > begin]
-    return replace(memory, history=(*covered, *recent, Recommended(now, floor)))
+    higher = [record for record in history[1:] if record.at >= begin and record.replicas > floor]
+    return replace(memory, history=(history[0], *higher, latest))
 
 
 def note_engines(

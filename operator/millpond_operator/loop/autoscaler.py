@@ -1,0 +1,260 @@
+"""The scaling loop: asks gateways and engines about every pool, has the count decided, and marks pools whose count moves.
+
+One look per pool each interval; each second while a pool is at zero, so that a held request wakes it at once. It writes
+nothing itself: reconciles take the latest decision as they take the spec.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+import structlog
+
+from millpond_common.contract.reasons import ConditionReason, ConditionType
+from millpond_operator.api.errors import SpecError
+from millpond_operator.api.pool import InferencePool, RoleView, list_roles
+from millpond_operator.api.status import Judgement, PoolStatus, get_condition
+from millpond_operator.clients.gateway import EngineCaller
+from millpond_operator.errors import GatewayCallError
+from millpond_operator.loop.scaling_metrics import ScalingMetrics
+from millpond_operator.observe.observer import Observer
+from millpond_operator.observe.reports import ReportCache
+from millpond_operator.plan.autoscale import Judged, ScalingView, judge_scaling
+from millpond_operator.plan.planner import Decisions
+from millpond_operator.plan.publish import Published, publish
+from millpond_operator.plan.scale import ReplicaDecision
+from millpond_operator.plan.snapshot import Pod, PoolSnapshot
+from millpond_operator.scaling.aggregate import EngineSample, GatewaySample
+from millpond_operator.scaling.memory import Memory, recall
+
+LOG = structlog.get_logger(__name__)
+Key = tuple[str, str]
+MAX_PARALLEL = 16
+MAX_ENGINE_CALLS = 64
+"""States fetched at a time, all pools together."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingSettings:
+    """Times of the loop, in seconds."""
+
+    interval: float = 15.0
+    wake_interval: float = 1.0
+    """Between two looks at a pool at zero."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What the loop holds of one pool; everything in it can be had again from the cluster."""
+
+    memory: Memory
+    gateways: dict[str, GatewaySample] = field(default_factory=dict)
+    engines: dict[str, EngineSample] = field(default_factory=dict)
+    published: Published | None = None
+    judged: Judged | None = None
+    generation: int = 0
+    due_at: float = 0.0
+    is_running: bool = False
+
+
+class Autoscaler:
+    """Decides for every pool of this instance; it is the scaler of the reconciler."""
+
+    def __init__(
+        self,
+        observer: Observer,
+        *,
+        reports: ReportCache,
+        engines: EngineCaller,
+        metrics: ScalingMetrics,
+        list_pools: Callable[[], Iterable[Key]],
+        mark: Callable[[str, str], None],
+        is_leader: Callable[[], bool],
+        settings: ScalingSettings,
+    ) -> None:
+        self._observer = observer
+        self._reports = reports
+        self._engines = engines
+        self._metrics = metrics
+        self._list_pools = list_pools
+        self._mark = mark
+        self._is_leader = is_leader
+        self._settings = settings
+        self._kept: dict[str, _Kept] = {}
+        self._keys: dict[str, Key] = {}
+        self._slots = asyncio.Semaphore(MAX_PARALLEL)
+        self._calls = asyncio.Semaphore(MAX_ENGINE_CALLS)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- what a reconcile asks ----------------------------------------------------------------------------------------
+
+    def decide(self, snapshot: PoolSnapshot, now: float) -> Decisions:
+        """The latest decision inside today's limits; until there is one, what the status showed last stays."""
+        pool = snapshot.pool
+        if pool.spec.disaggregation is not None:
+            return {}
+        role = list_roles(pool)[0]
+        if role.scaling is None:
+            return {}
+        kept = self._kept.get(pool.metadata.uid)
+        made = kept.published.decision if kept is not None and kept.published is not None else None
+        made = made or _repeat(pool.status)
+        if made is None:
+            return {}
+        low, high = role.scaling.min_replicas, role.scaling.max_replicas
+        return {role.role: replace(made, replicas=min(high, max(low, made.replicas)))}
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Look at pools until cancelled."""
+        try:
+            while True:
+                await asyncio.sleep(min(self._settings.wake_interval, self._settings.interval) / 2)
+                if self._is_leader():
+                    self._start_due(time.time())
+                else:
+                    self._forget(set())
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _start_due(self, now: float) -> None:
+        living: set[str] = set()
+        for key in self._list_pools():
+            raw = self._observer.get_raw(*key)
+            if raw is None:
+                continue
+            uid = str(raw["metadata"]["uid"])
+            living.add(uid)
+            self._keys[uid] = key
+            kept = self._kept.get(uid)
+            changed = kept is not None and kept.generation != raw["metadata"].get("generation")
+            if kept is None or ((changed or kept.due_at <= now) and not kept.is_running):
+                task = asyncio.create_task(self._run_one(uid, key), name=f"scaling {key[0]}/{key[1]}")
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        self._forget(living)
+
+    def _forget(self, living: set[str]) -> None:
+        for uid in [uid for uid in self._kept if uid not in living]:
+            del self._kept[uid]
+            self._metrics.forget(self._keys.pop(uid))
+
+    async def _run_one(self, uid: str, key: Key) -> None:
+        kept = self._kept.setdefault(uid, _Kept(Memory()))
+        kept.is_running = True
+        try:
+            async with self._slots:
+                await self._look(kept, key)
+        except SpecError:
+            kept.due_at = time.time() + self._settings.interval  # its reconcile reports it
+        except Exception:
+            # One pool's bug must not stop the scaling of the others.
+            LOG.exception("scaling failed", namespace=key[0], pool=key[1])
+            kept.due_at = time.time() + self._settings.interval
+        finally:
+            kept.is_running = False
+
+    async def _look(self, kept: _Kept, key: Key) -> None:
+        started = time.time()
+        snapshot = self._observer.look(*key, started)
+        if snapshot is None:
+            return
+        pool, settings = snapshot.pool, self._settings
+        if kept.generation == 0:
+            shown = pool.status.scaling
+            kept.memory = recall(
+                capacity=shown.capacity_tokens_per_second if shown is not None else None,
+                start_seconds=shown.start_seconds if shown is not None else None,
+            )
+        kept.generation = pool.metadata.generation
+        kept.due_at = started + settings.interval
+        if pool.is_deleting or pool.spec.disaggregation is not None:
+            return
+        role = list_roles(pool)[0]
+        view = await self._fetch(kept, pool, snapshot.pods)
+        now = time.time()
+        # The count may have moved while the answers came.
+        snapshot = self._observer.look(*key, now) or snapshot
+        judged = judge_scaling(snapshot, role, view, kept.memory, now)
+        kept.memory, kept.judged = judged.memory, judged
+        self._metrics.show(key, judged)
+        self._publish(kept, role, judged, key, now)
+        if role.scaling is not None and judged.decision.replicas == 0:
+            kept.due_at = started + settings.wake_interval
+
+    def _publish(self, kept: _Kept, role: RoleView, judged: Judged, key: Key, now: float) -> None:
+        before = kept.published
+        kept.published = publish(judged, before, now)
+        if role.scaling is None or (before is not None and before.at == kept.published.at):
+            return
+        if before is None or before.decision.replicas != kept.published.decision.replicas:
+            LOG.info("scaling", namespace=key[0], pool=key[1], decision=kept.published.decision.message)
+        self._mark(*key)
+
+    # --- asking -------------------------------------------------------------------------------------------------------
+
+    async def _fetch(self, kept: _Kept, pool: InferencePool, pods: tuple[Pod, ...]) -> ScalingView:
+        """Ask everybody; an answer that fails to come is replaced by the last one while that is fresh enough."""
+        namespace, name = pool.key
+        gateways = self._observer.list_gateway_pods(namespace) if pool.spec.gateway.enabled else []
+        ready = [pod for pod in pods if pod.serving and pod.address]
+        max_age = min(self._settings.wake_interval if not ready else self._settings.interval, 2.0) / 2
+        reports, errors = await asyncio.gather(
+            self._reports.fetch_reports(namespace, gateways, max_age=max_age),
+            asyncio.gather(*(self._fetch_state(kept, pod) for pod in ready)),
+        )
+        now, clock = time.time(), time.monotonic()
+        for entry in reports:
+            found = next((p for p in entry.report.pools if p.pool == name), None) if entry.report else None
+            if entry.report is not None and entry.report.synced and found is not None:
+                at = now - (clock - entry.at)
+                kept.gateways[entry.pod_uid] = GatewaySample(
+                    f"{entry.pod_uid}/{entry.report.epoch}", at, found
+                )
+        oldest = now - 2 * self._settings.interval
+        known = {entry.pod_uid for entry in reports}
+        kept.gateways = {u: s for u, s in kept.gateways.items() if u in known and s.at >= oldest}
+        living = {pod.uid for pod in ready}
+        kept.engines = {u: s for u, s in kept.engines.items() if u in living and s.at >= oldest}
+        problems = [entry.error for entry in reports if entry.error] + [text for text in errors if text]
+        return ScalingView(
+            gateways=tuple(kept.gateways.values()),
+            num_gateways=len(reports),
+            engines=tuple(kept.engines.values()),
+            error=problems[0] if problems else "",
+            interval_seconds=self._settings.interval,
+        )
+
+    async def _fetch_state(self, kept: _Kept, pod: Pod) -> str:
+        """Fetch one state; returns the error, empty when it came."""
+        async with self._calls:
+            at = time.time()
+            try:
+                state = await self._engines.fetch_state(pod.address)
+            except GatewayCallError as error:
+                return str(error)
+        kept.engines[pod.uid] = EngineSample(pod.uid, at, state)
+        return ""
+
+
+def _repeat(status: PoolStatus) -> ReplicaDecision | None:
+    """The decision an earlier instance left in the status, so that a restart changes nothing before data is in."""
+    kinds = (ConditionType.SCALING_ACTIVE, ConditionType.SCALING_LIMITED)
+    shown = [condition for kind in kinds if (condition := get_condition(status, kind)) is not None]
+    if status.scaling is None or status.desired_replicas is None or len(shown) != len(kinds):
+        return None
+    words = {"True": True, "False": False, "Unknown": None}
+    try:
+        judgements = tuple(
+            Judgement(ConditionType(c.type), words[c.status], ConditionReason(c.reason), c.message)
+            for c in shown
+        )
+    except ValueError:
+        return None  # a reason of another release
+    return ReplicaDecision(status.desired_replicas, judgements, status.scaling)
