@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from millpond_engine.core.step import StepPlan
+
 _WEIGHT = 0.1
 """Of the newest step in the moving means: about the last ten busy steps count."""
 _MIN_PREFILL_TOKENS = 16
@@ -17,6 +19,12 @@ class StepSample:
     prefill_tokens: int
     decode_rows: int
     seconds: float
+
+
+def make_sample(plan: StepPlan, seconds: float) -> StepSample:
+    """What a plan did; a row of one token counts as decode."""
+    prefill = sum(row.num_tokens for row in plan.rows if row.num_tokens > 1)
+    return StepSample(prefill, sum(1 for row in plan.rows if row.num_tokens == 1), seconds)
 
 
 class SpeedMeter:

@@ -59,6 +59,10 @@ class MailboxFullError(RuntimeError):
     """More submissions than the bound wait for the engine thread."""
 
 
+class MailboxClosedError(RuntimeError):
+    """The engine thread has ended and takes no messages any more."""
+
+
 class Mailbox:
     """Unbounded for closes and calls, which free things; bounded for submissions."""
 
@@ -67,14 +71,18 @@ class Mailbox:
         self._condition = threading.Condition()
         self._messages: deque[Message] = deque()
         self._num_submissions = 0
+        self._closed = False
 
     def put(self, message: Message) -> None:
         """Hand a message to the engine thread; from any thread.
 
         Raises:
             MailboxFullError: a submission beyond the bound.
+            MailboxClosedError: nobody will take it.
         """
         with self._condition:
+            if self._closed:
+                raise MailboxClosedError("the engine loop has ended")
             if isinstance(message, Submit):
                 if self._num_submissions >= self._max_submissions:
                     raise MailboxFullError("the engine has not taken its newest requests yet")
@@ -91,3 +99,9 @@ class Mailbox:
             self._messages.clear()
             self._num_submissions = 0
             return messages
+
+    def close(self) -> list[Message]:
+        """Refuse messages from now on; returns those nobody has taken."""
+        with self._condition:
+            self._closed = True
+        return self.take(wait_seconds=0)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from typing import Literal, TypeVar
 
@@ -20,11 +21,11 @@ import structlog
 from millpond_common.contract.openai import ErrorCode
 from millpond_engine.core.outputs import CacheCleared, CacheEvent
 from millpond_engine.core.request import Request
-from millpond_engine.engine.speeds import SpeedMeter, StepSample
+from millpond_engine.engine.speeds import SpeedMeter, make_sample
 from millpond_engine.engine.step import Engine, StepReport
 from millpond_engine.loop.courier import Courier
 from millpond_engine.loop.ledger import LiveRequest
-from millpond_engine.loop.mailbox import Call, Close, Mailbox, Message, StopChoice, Submit
+from millpond_engine.loop.mailbox import Call, Close, Mailbox, MailboxClosedError, Message, StopChoice, Submit
 from millpond_engine.loop.recorder import Recorder
 from millpond_engine.loop.settings import EventSink, LoadCancelledError, LoopSettings
 from millpond_engine.loop.snapshot import EMPTY_COUNTS, LoopHealth, LoopPhase, LoopSnapshot
@@ -83,27 +84,33 @@ class EngineThread:
 
         Raises:
             MailboxFullError: when too many wait to be taken.
+            MailboxClosedError: the thread has ended.
         """
         self._mailbox.put(Submit(request, stream, received_at))
 
     def close(self, request_id: str, outcome: str, refusal_code: str = "") -> None:
         """Say that a request's handler is done; aborts it when it still runs. Exactly once per submission."""
-        self._mailbox.put(Close(request_id, outcome, refusal_code))
+        with suppress(MailboxClosedError):  # nothing is left to free or to count
+            self._mailbox.put(Close(request_id, outcome, refusal_code))
 
     def stop_choice(self, request_id: str, index: int) -> None:
         """Say that one choice of a request has ended by its text."""
-        self._mailbox.put(StopChoice(request_id, index))
+        with suppress(MailboxClosedError):
+            self._mailbox.put(StopChoice(request_id, index))
 
     def call(self, function: Callable[[EngineThread], T]) -> Future[T]:
-        """Run `function` on the engine thread between two steps."""
+        """Run `function` on the engine thread between two steps; the future fails when the thread has ended."""
         future: Future[T] = Future()
-        self._mailbox.put(Call(function, future))
+        try:
+            self._mailbox.put(Call(function, future))
+        except MailboxClosedError as error:
+            future.set_exception(error)
         return future
 
     def stop(self, *, timeout_seconds: float) -> bool:
         """End the thread after its current step; False when it did not end in time."""
         self._stopping = True
-        self._mailbox.put(Call(lambda _: None, Future()))
+        self.call(lambda _: None)
         if self._thread.is_alive():
             self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
@@ -315,7 +322,8 @@ class EngineThread:
         """Metrics and news of one step."""
         output = report.output
         self.recorder.add_step(report)
-        self._learn(report)
+        if report.result is not None and report.plan.rows:
+            self._speeds.add(make_sample(report.plan, report.result.seconds))
         for preempted in output.preemptions:
             self.recorder.note_preemption(preempted)
         if output.cache_events:
@@ -326,14 +334,6 @@ class EngineThread:
     def _abort_slow(self, request_id: str) -> None:
         if self._engine is not None:
             self._engine.abort(request_id)
-
-    def _learn(self, report: StepReport) -> None:
-        if report.result is None or not report.plan.rows:
-            return
-        rows = report.plan.rows
-        prefill = sum(row.num_tokens for row in rows if row.num_tokens > 1)
-        decodes = sum(1 for row in rows if row.num_tokens == 1)
-        self._speeds.add(StepSample(prefill, decodes, report.result.seconds))
 
     def _publish_events(self, events: tuple[CacheEvent, ...]) -> None:
         for event in events:
@@ -377,13 +377,13 @@ class EngineThread:
         self._failure, self._phase = message, phase
         self._snapshot = replace(self._snapshot, phase=phase, failure=message)
         now = self._clock()
-        for message_left in self._mailbox.take(wait_seconds=0):
+        for message_left in self._mailbox.close():
             if isinstance(message_left, Submit):
                 labels = self.recorder.make_live_labels(message_left.request)
                 live = LiveRequest(message_left.request, message_left.stream, now, *labels)
                 self.recorder.ledger.open(live)
             elif isinstance(message_left, Call):
-                message_left.future.cancel()
+                message_left.future.set_exception(MailboxClosedError("the engine loop has ended"))
         failed = phase is LoopPhase.FAILED
         public = "the engine failed" if failed else message
         code = ErrorCode.ENGINE_ERROR if failed else ErrorCode.DRAINING

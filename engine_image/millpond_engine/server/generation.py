@@ -9,7 +9,7 @@ from typing import Self
 
 from millpond_common.contract.openai import ErrorCode
 from millpond_engine.core.request import Request
-from millpond_engine.loop.mailbox import MailboxFullError
+from millpond_engine.loop.mailbox import MailboxClosedError, MailboxFullError
 from millpond_engine.loop.stream import Delivery, EndKind, RequestStream, StreamEnd
 from millpond_engine.loop.thread import EngineThread
 from millpond_engine.server.errors import RequestError, make_error, translate_refusal
@@ -45,6 +45,10 @@ class Generation:
         except MailboxFullError as error:
             self._close_all("refused", ErrorCode.OVERLOADED)
             raise make_error(ErrorCode.OVERLOADED, str(error)) from error
+        except MailboxClosedError as error:
+            raise make_error(
+                ErrorCode.ENGINE_ERROR, "the engine has failed; this replica will restart"
+            ) from error
         return self
 
     def __exit__(

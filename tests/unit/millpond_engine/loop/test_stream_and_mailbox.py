@@ -10,7 +10,7 @@ import pytest
 from millpond_common.contract.metrics import make_engine_families, make_token_buckets
 from millpond_engine.core.outputs import SequenceOutput
 from millpond_engine.core.request import Request, SamplingParams, StopParams
-from millpond_engine.loop.mailbox import Call, Close, Mailbox, MailboxFullError, Submit
+from millpond_engine.loop.mailbox import Call, Close, Mailbox, MailboxClosedError, MailboxFullError, Submit
 from millpond_engine.loop.stats import StatCells
 from millpond_engine.loop.stream import Delivery, RequestStream, wake_streams
 
@@ -70,6 +70,15 @@ async def test_submissions_are_bounded_and_closes_are_not() -> None:
     mailbox.put(submit)
     assert mailbox.take(wait_seconds=0) == [submit]
     assert mailbox.take(wait_seconds=0) == []
+
+
+async def test_a_closed_mailbox_gives_back_what_it_holds_and_takes_nothing() -> None:
+    mailbox = Mailbox(max_submissions=1)
+    submit = await make_submit()
+    mailbox.put(submit)
+    assert mailbox.close() == [submit]
+    with pytest.raises(MailboxClosedError):
+        mailbox.put(Close("r", "cancelled"))
 
 
 def test_a_message_ends_the_wait() -> None:

@@ -177,6 +177,8 @@ async def test_a_defect_ends_every_stream_and_health() -> None:
         assert (await engine.get("/health"))[0] == 503
         assert (await engine.get("/ready"))[0] == 503
         assert (await engine.state())["phase"] == "Failed"
+        assert (await engine.post("/v1/completions", {"prompt": "x"}))[0] == 500
+        assert (await engine.call_admin("POST", "/flush_cache"))[0] == 503
         assert await asyncio.wait_for(engine.server.wait(), 5) == 1
 
 

@@ -276,3 +276,12 @@ async def test_a_scrape_with_200_tenants_is_quick() -> None:
             await engine.get("/metrics")
             times.append(time.process_time() - started)
         assert min(times) < 0.1
+
+
+async def test_a_deadline_from_the_gateway_that_has_passed_is_a_miss() -> None:
+    async with run_engine() as engine:
+        body = {"prompt": "x", "max_tokens": 2}
+        await engine.post("/v1/completions", body, **{headers.DEADLINE: "-1000"})
+        await engine.post("/v1/completions", body, **{headers.DEADLINE: "60000"})
+        samples = await scrape(engine)
+        assert total(samples, "millpond_engine_deadline_misses_total", target="ttft") == 1
