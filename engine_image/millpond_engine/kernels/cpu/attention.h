@@ -47,53 +47,58 @@ struct Attention {
   }
   char* values(long block_id, long kv_head) const { return keys(block_id, kv_head) + kv_heads * head_bytes; }
 
-  // Head norm if wanted, then rotation of the two halves, in float.
-  void prepare_head(const E* from, float* to, const float* norm, const float* rotation) const {
+  // Head norm if wanted, then rotation of the two halves, in float; `to` may be `from`.
+  void rotate_head(const E* from, E* to, const float* norm, const float* rotation) const {
     const long half = head_dim / 2;
-    for (long i = 0; i < head_dim; i++) to[i] = widen(from[i]);
+    float scale = 1.0f;
     if (norm) {
-      float sum = 0;
-      for (long i = 0; i < head_dim; i++) sum += to[i] * to[i];
-      float scale = 1.0f / std::sqrt(sum / float(head_dim) + call.norm_eps);
-      for (long i = 0; i < head_dim; i++) to[i] *= scale * norm[i];
+      Floats squares{};
+      for (long i = 0; i < head_dim; i += LANES) {
+        Floats part = load(from + i);
+        squares += part * part;
+      }
+      scale = 1.0f / std::sqrt(sum_lanes(squares) / float(head_dim) + call.norm_eps);
     }
-    for (long i = 0; i < half; i++) {
-      float low = to[i], high = to[i + half], cosine = rotation[i], sine = rotation[half + i];
-      to[i] = low * cosine - high * sine;
-      to[i + half] = high * cosine + low * sine;
+    for (long i = 0; i < half; i += LANES) {
+      Floats low = load(from + i), high = load(from + half + i);
+      if (norm) {
+        low *= scale * load_floats(norm + i);
+        high *= scale * load_floats(norm + half + i);
+      }
+      Floats cosine = load_floats(rotation + i), sine = load_floats(rotation + half + i);
+      store(to + i, low * cosine - high * sine);
+      store(to + half + i, high * cosine + low * sine);
     }
   }
 
   void write_token(long token, const int32_t* table, long position) const {
     E* row = static_cast<E*>(call.qkv) + token * qkv_width;
     const float* rotation = call.rope + position * head_dim;
-    float head[1024];
-    for (long h = 0; h < call.num_heads; h++) {
-      prepare_head(row + h * head_dim, head, call.query_norm, rotation);
-      for (long i = 0; i < head_dim; i++) store_scalar(row + h * head_dim + i, head[i]);
-    }
-    const long block_id = table[position / block], slot = position % block;
+    for (long h = 0; h < call.num_heads; h++)
+      rotate_head(row + h * head_dim, row + h * head_dim, call.query_norm, rotation);
+    const long block_id = table[position / block], slot = position % block, words = head_dim / T::PER_WORD;
     for (long h = 0; h < kv_heads; h++) {
-      prepare_head(row + (call.num_heads + h) * head_dim, head, call.key_norm, rotation);
-      E* k = reinterpret_cast<E*>(keys(block_id, h));
-      E* v = reinterpret_cast<E*>(values(block_id, h));
+      E* key = row + (call.num_heads + h) * head_dim;
+      rotate_head(key, key, call.key_norm, rotation);
+      uint32_t* k = reinterpret_cast<uint32_t*>(keys(block_id, h)) + slot;
+      for (long w = 0; w < words; w++) memcpy(k + w * block, key + w * T::PER_WORD, 4);
+      E* v = reinterpret_cast<E*>(values(block_id, h)) + slot / T::PER_WORD * head_dim * T::PER_WORD + slot % T::PER_WORD;
       const E* value = row + (call.num_heads + kv_heads + h) * head_dim;
-      for (long i = 0; i < head_dim; i++) {
-        store_scalar(k + (i / T::PER_WORD * block + slot) * T::PER_WORD + i % T::PER_WORD, head[i]);
-        v[(slot / T::PER_WORD * head_dim + i) * T::PER_WORD + slot % T::PER_WORD] = value[i];
-      }
+      for (long i = 0; i < head_dim; i++) v[i * T::PER_WORD] = value[i];
     }
   }
 
-  // Scores of ROWS queries against one block: `scores[r]` gets `block` values.
+  // Scores of ROWS queries against one block: `scores[r]` gets `block` values. The keys of the block after it are
+  // called for meanwhile: blocks lie anywhere, so the processor cannot guess where reading goes on.
   template <int ROWS>
-  void score_block(const uint32_t* const* queries, const char* k, float* scores, long stride) const {
+  void score_block(const uint32_t* const* queries, const char* k, const char* next, float* scores, long stride) const {
     const long words = head_dim / T::PER_WORD;
     const uint32_t* right = reinterpret_cast<const uint32_t*>(k);
     for (long t = 0; t < block; t += LANES) {
       Floats sums[ROWS] = {};
       for (long w = 0; w < words; w++) {
         Words key = load_words(right + w * block + t);
+        __builtin_prefetch(next + (w * block + t) * 4);
 #pragma GCC unroll 12
         for (int r = 0; r < ROWS; r++) sums[r] = dot<T>(sums[r], queries[r][w], key);
       }
@@ -123,11 +128,15 @@ struct Attention {
 
   // sums[r][*] += weights[r] * values over the tokens of one block, for 32 of the head's dimensions.
   template <int ROWS>
-  void add_values(const uint32_t* weights, long stride, const char* v, long dim, long tokens, Floats (&sums)[ROWS][2]) const {
+  void add_values(const uint32_t* weights, long stride, const char* v, const char* next, long dim, long tokens,
+                  Floats (&sums)[ROWS][2]) const {
     const uint32_t* right = reinterpret_cast<const uint32_t*>(v) + dim;
+    const uint32_t* ahead = reinterpret_cast<const uint32_t*>(next) + dim;
     const long words = tokens / T::PER_WORD;
     for (long w = 0; w < words; w++) {
       Words a = load_words(right + w * head_dim), b = load_words(right + w * head_dim + LANES);
+      __builtin_prefetch(ahead + w * head_dim);
+      __builtin_prefetch(ahead + w * head_dim + LANES);
 #pragma GCC unroll 12
       for (int r = 0; r < ROWS; r++) {
         sums[r][0] = dot<T>(sums[r][0], weights[r * stride + w], a);
@@ -158,7 +167,10 @@ struct Attention {
       long token = offset + (first + r) / group, head = kv_head * group + (first + r) % group;
       queries[r] = reinterpret_cast<const uint32_t*>(static_cast<E*>(call.qkv) + token * qkv_width + head * head_dim);
     }
-    for (long b = 0; b < blocks; b++) score_block<ROWS>(queries, keys(table[b], kv_head), scores + b * block, padded);
+    for (long b = 0; b < blocks; b++) {
+      const char* next = b + 1 < blocks ? keys(table[b + 1], kv_head) : values(table[0], kv_head);
+      score_block<ROWS>(queries, keys(table[b], kv_head), next, scores + b * block, padded);
+    }
     float inverse[ROWS];
     const float scale = 1.0f / std::sqrt(float(head_dim));
     for (int r = 0; r < ROWS; r++) {
@@ -170,7 +182,8 @@ struct Attention {
       for (long b = 0; b < blocks; b++) {
         const long tokens = longest - b * block < block ? longest - b * block : block;
         const uint32_t* part = reinterpret_cast<const uint32_t*>(weights + b * block);
-        add_values<ROWS>(part, padded / T::PER_WORD, values(table[b], kv_head), dim, tokens, sums);
+        const char* next = values(table[b + 1 < blocks ? b + 1 : b], kv_head);
+        add_values<ROWS>(part, padded / T::PER_WORD, values(table[b], kv_head), next, dim, tokens, sums);
       }
       for (int r = 0; r < ROWS; r++) {
         long token = offset + (first + r) / group, head = kv_head * group + (first + r) % group;
