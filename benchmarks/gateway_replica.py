@@ -98,11 +98,8 @@ class Replica(asyncio.Protocol):
         length = int(lowered[at + 16 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
         self._head = lowered
         self._missing = max(0, length - len(rest))
-        if (
-            (self._missing
-            and length < _SMALL_BODY)
-            or (b"transfer-encoding: chunked" in lowered
-            and not rest.endswith(b"0\r\n\r\n"))
+        if (self._missing and length < _SMALL_BODY) or (
+            b"transfer-encoding: chunked" in lowered and not rest.endswith(b"0\r\n\r\n")
         ):
             self._missing = 0
             self._buffer = head + separator + rest
