@@ -14,6 +14,7 @@ from tests.support.running_operator import RunningOperator
 
 from millpond_common.contract import labels
 from millpond_operator.errors import UnreachableError
+from millpond_operator.loop.lease import LeaseSettings
 
 pytestmark = pytest.mark.cluster
 
@@ -150,3 +151,26 @@ def _try_create(world: World, manifest: dict[str, Any]) -> bool:
     except (ApiException, ResourceNotFoundError):
         return False
     return True
+
+
+def test_op_090_children_and_events_are_in_the_pools_namespace(own_world: World) -> None:
+    world = own_world
+    elsewhere = f"{world.namespace}-sys"
+    world.kube.core.create_namespace(
+        {"metadata": {"name": elsewhere, "labels": {"millpond.dev/test": "true"}}}
+    )
+    try:
+        lease = LeaseSettings(namespace=elsewhere, duration=6.0, deadline=4.0, period=0.5)
+        running = world.start_operator(lease=lease)
+        world.create("apart", replicas=1)
+        world.wait_ready("apart")
+        world.wait_event("apart", "Answering")
+        running.stop()
+        for kind in (("v1", "ConfigMap"), ("v1", "Service"), ("apps/v1", "Deployment"), ("v1", "Event")):
+            for namespace in (elsewhere, "default"):
+                found = world.kube.list(*kind, namespace=namespace)
+                about = [o for o in found if "apart" in o["metadata"]["name"]]
+                assert about == [], f"{kind[1]} in {namespace}"
+        assert world.kube.exists("coordination.k8s.io/v1", "Lease", "millpond-operator", elsewhere)
+    finally:
+        world.kube.core.delete_namespace(elsewhere, grace_period_seconds=0)

@@ -204,3 +204,47 @@ def test_op_029_marks_in_a_burst_make_nothing_twice(world: World) -> None:
     world.wait_ready("burst")
     assert len(world.list_workloads("burst")) == 1
     assert len(world.list_pods("burst", leaving=True)) == 2
+
+
+def test_op_049_the_scale_subresource_selects_the_engine_pods_and_no_others(world: World) -> None:
+    world.create("measured", replicas=2)
+    world.wait_ready("measured")
+    scale = (
+        world.kube.resource(*POOL_API).subresources["scale"].get(name="measured", namespace=world.namespace)
+    )
+    selected = world.kube.list("v1", "Pod", label_selector=scale.status.selector)
+    names = {pod["metadata"]["name"] for pod in selected}
+    assert names == {pod["metadata"]["name"] for pod in world.list_pods("measured")}
+    assert (scale.spec.replicas, scale.status.replicas) == (2, 2)
+    hpa = {
+        "apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": {"name": "measured"},
+        "spec": {
+            "scaleTargetRef": {"apiVersion": POOL_API[0], "kind": POOL_API[1], "name": "measured"},
+            "minReplicas": 1, "maxReplicas": 4,
+            "metrics": [{"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 50}}}],
+        },
+    }  # fmt: skip
+    world.kube.create(hpa)
+
+    def find_condition() -> dict[str, object] | None:
+        found = world.kube.get("autoscaling/v2", "HorizontalPodAutoscaler", "measured").get("status") or {}
+        return next((c for c in found.get("conditions") or [] if c["type"] == "AbleToScale"), None)
+
+    condition = wait_for("the HPA has looked", find_condition, seconds=40)
+    assert condition["status"] == "True", condition
+    conditions = world.kube.get("autoscaling/v2", "HorizontalPodAutoscaler", "measured")["status"][
+        "conditions"
+    ]
+    assert "InvalidSelector" not in {c["reason"] for c in conditions}
+    world.kube.delete("autoscaling/v2", "HorizontalPodAutoscaler", "measured")
+
+
+def test_op_093_a_pool_without_room_waits_with_a_reason_and_starts_by_itself(world: World) -> None:
+    from tests.support.kubelet import Behaviour
+
+    taken = [True]
+    world.behaviours["second"] = lambda _pod: Behaviour(schedules=not taken)
+    world.create("second", replicas=1)
+    world.wait_reason("second", "Unschedulable")
+    taken.clear()
+    world.wait_ready("second")

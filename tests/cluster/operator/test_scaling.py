@@ -1,0 +1,231 @@
+"""The autoscaler on a real control plane: demand in, replicas out, and what the pool says about it.
+
+Gateways and engines are fakes that say what the test tells them; the loop looks every half second.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.fixtures.cluster import Cluster
+from tests.support.kube import wait_for
+from tests.support.kubelet import Behaviour
+from tests.support.operator_world import World
+
+from millpond_operator.loop.autoscaler import ScalingSettings
+
+pytestmark = pytest.mark.cluster
+FAST = ScalingSettings(interval=0.5, wake_interval=0.3)
+SCALING = {"minReplicas": 1, "maxReplicas": 6, "scaleDownStabilizationSeconds": 2}
+ZERO = SCALING | {"minReplicas": 0, "idleSeconds": 10, "coldStartHoldSeconds": 60}
+
+
+@pytest.fixture(scope="module")
+def scaled(crds: Cluster) -> Iterator[World]:
+    """A world whose autoscaler looks often."""
+    made = World(crds.kubeconfig, start_operator=False)
+    made.start_operator(scaling=FAST)
+    yield made
+    made.close()
+
+
+def offer(world: World, pool: str, rate: float, **changes: Any) -> None:
+    """Uncached tokens per second that the gateways see from now on; an idle engine serves 1,000."""
+    world.gateway.demand[pool] = {
+        "uncached_tokens_per_second_15": rate,
+        "uncached_tokens_per_second_60": rate,
+        "output_tokens_per_second_60": 0.0,
+        "last_request_seconds_ago": 0.0,
+        **changes,
+    }
+
+
+def wait_count(world: World, pool: str, count: int, *, seconds: float = 15.0) -> None:
+    """Wait until exactly `count` replicas are there."""
+    try:
+        wait_for(
+            f"{pool} has {count} replicas",
+            lambda: len(world.list_pods(pool, leaving=True)) == count,
+            seconds=seconds,
+        )
+    except AssertionError as error:
+        status = world.get(pool).get("status", {})
+        raise AssertionError(
+            f"{error}; {status.get('scaling')} {world.get_condition(pool, 'ScalingActive')}"
+        ) from None
+
+
+def test_replicas_follow_the_load_up_and_drain_when_it_ends(scaled: World) -> None:
+    offer(scaled, "follow", 0.0)
+    scaled.behaviours["follow"] = lambda _pod: Behaviour(drain_seconds=1.0)
+    scaled.create("follow", scaling=SCALING)
+    scaled.wait_ready("follow")
+    wait_count(scaled, "follow", 1)
+    offer(scaled, "follow", 3_000.0)
+    wait_count(scaled, "follow", 4)
+    scaled.wait_ready("follow")
+    scaling = scaled.get("follow")["status"]["scaling"]
+    assert (scaling["decision"], scaling["recommendation"], scaling["reason"]) == (4, 4, "PrefillDemand")
+    assert (scaling["demandTokensPerSecond"], scaling["capacityTokensPerSecond"]) == (3000, 1000)
+    assert scaling["startSeconds"] >= 1
+    assert scaled.get_condition("follow", "ScalingActive")["status"] == "True"
+    assert scaled.get_condition("follow", "ScalingLimited")["status"] == "False"
+    event = scaled.wait_event("follow", "PrefillDemand")
+    assert event["message"].startswith("from 1 to 4 replicas")
+    assert event["count"] == 1
+    offer(scaled, "follow", 0.0)
+    wait_for(
+        "the others are told to leave",
+        lambda: len(scaled.list_pods("follow")) == 1 and len(scaled.list_pods("follow", leaving=True)) == 4,
+    )
+    wait_count(scaled, "follow", 1)
+
+
+def test_op_047_numbers_and_conditions_move_with_the_decision(scaled: World) -> None:
+    offer(scaled, "told", 100.0)
+    scaled.create("told", scaling=SCALING)
+    scaled.wait_ready("told")
+    offer(scaled, "told", 50_000.0)
+    scaled.wait_reason("told", "MaxReplicas", kind="ScalingLimited")
+    status = scaled.get("told")["status"]
+    assert status["scaling"]["demandTokensPerSecond"] == 50_000
+    assert status["scaling"]["decision"] == status["desiredReplicas"] == 6
+    assert "scaling.maxReplicas is 6" in scaled.get_condition("told", "ScalingLimited")["message"]
+    metrics = read_metrics(scaled, "told")
+    assert metrics["millpond_operator_scaling_demand_tokens_per_second"] == 50_000
+    assert metrics["millpond_operator_scaling_capacity_tokens_per_second"] == 1000
+    assert metrics["millpond_operator_scaling_decision_replicas"] == 6
+
+
+def read_metrics(world: World, pool: str) -> dict[str, float]:
+    """Series of the pool that have no further label."""
+    operator = world.operator.operator
+    assert operator is not None
+    labels = {"namespace": world.namespace, "pool": pool}
+    return {
+        sample.name: sample.value
+        for family in operator.metrics.registry.collect()
+        for sample in family.samples
+        if sample.labels == labels
+    }
+
+
+def test_as_019_a_held_request_wakes_a_pool_at_zero_and_an_idle_one_goes_back(scaled: World) -> None:
+    scaled.gateway.quiet_pools.add("sleepy")
+    offer(scaled, "sleepy", 0.0, last_request_seconds_ago=None)
+    scaled.create("sleepy", scaling=ZERO)
+    scaled.wait_reason("sleepy", "ScaledToZero")
+    time.sleep(1.5)
+    assert scaled.list_pods("sleepy") == [], "nobody asked for a replica"
+    offer(scaled, "sleepy", 0.0, held_requests=1, held_tokens=40)
+    started = time.monotonic()
+    wait_for("a replica starts", lambda: scaled.list_pods("sleepy"), seconds=10)
+    assert time.monotonic() - started < 3.0
+    scaled.wait_ready("sleepy")
+    assert scaled.list_events("sleepy", "HeldDemand")
+    offer(scaled, "sleepy", 0.0, last_request_seconds_ago=3600.0)
+    wait_count(scaled, "sleepy", 0, seconds=25)
+    assert scaled.list_events("sleepy", "Idle")
+
+
+def test_op_063_without_data_the_count_is_held_and_the_address_named(scaled: World) -> None:
+    offer(scaled, "blind", 2_000.0)
+    scaled.create("blind", scaling=SCALING)
+    wait_count(scaled, "blind", 3)
+    scaled.wait_ready("blind")
+    offer(scaled, "blind", 0.0)
+    scaled.gateway.unreachable = True
+    try:
+        condition = scaled.wait_reason("blind", "NoData", kind="ScalingActive")
+        assert condition["status"] == "False"
+        assert "/v1/report: connection refused" in condition["message"]
+        time.sleep(4)
+        assert len(scaled.list_pods("blind")) == 3, "an outage of twice the window must not shrink the pool"
+        assert "millpond_operator_scaling_demand_tokens_per_second" not in read_metrics(scaled, "blind")
+    finally:
+        scaled.gateway.unreachable = False
+    scaled.wait_reason("blind", "Scaling", kind="ScalingActive")
+    wait_count(scaled, "blind", 1)
+
+
+def test_op_068_a_new_operator_keeps_the_count_until_data_is_fresh(crds: Cluster) -> None:
+    world = World(crds.kubeconfig, start_operator=False)
+    try:
+        world.start_operator(scaling=FAST)
+        offer(world, "kept", 4_500.0)
+        world.create("kept", scaling=SCALING)
+        wait_count(world, "kept", 6)
+        world.wait_ready("kept")
+        world.operator.stop()
+        offer(world, "kept", 0.0, uncached_tokens_per_second_15=None, uncached_tokens_per_second_60=None)
+        world.start_operator(scaling=FAST, identity="next")
+        world.wait_reason("kept", "NoData", kind="ScalingActive")
+        time.sleep(3)
+        assert len(world.list_pods("kept")) == 6
+        assert world.get("kept")["status"]["scaling"]["capacityTokensPerSecond"] == 1000
+        offer(world, "kept", 100.0)
+        wait_count(world, "kept", 1)
+    finally:
+        world.close()
+
+
+def test_op_049_a_real_hpa_scales_a_pool_and_the_pool_says_so(scaled: World) -> None:
+    offer(scaled, "theirs", 0.0)
+    scaled.create("theirs", replicas=1)
+    scaled.wait_ready("theirs")
+    scaled.kube.create(make_hpa("theirs", low=3))
+    wait_count(scaled, "theirs", 3, seconds=40)
+    scaled.wait_ready("theirs")
+    condition = scaled.wait_reason("theirs", "ExternalScaler", kind="ScalingActive")
+    assert "Millpond never writes it" in condition["message"]
+    hpa = scaled.kube.get("autoscaling/v2", "HorizontalPodAutoscaler", "theirs")
+    found = {c["type"]: (c["status"], c["reason"]) for c in hpa["status"]["conditions"]}
+    assert found["AbleToScale"][0] == "True"
+    assert "InvalidSelector" not in [reason for _, reason in found.values()]
+    selector = scaled.get("theirs")["status"]["selector"]
+    assert len(scaled.kube.list("v1", "Pod", label_selector=selector)) == 3
+    scaled.kube.delete("autoscaling/v2", "HorizontalPodAutoscaler", "theirs")
+
+
+def test_op_050_an_hpa_cannot_write_a_count_that_the_autoscaler_owns(scaled: World) -> None:
+    offer(scaled, "ours", 0.0)
+    scaled.create("ours", scaling=SCALING)
+    scaled.wait_ready("ours")
+    scaled.kube.create(make_hpa("ours", low=3))
+    try:
+
+        def failure() -> Any:
+            hpa = scaled.kube.get("autoscaling/v2", "HorizontalPodAutoscaler", "ours")
+            conditions = hpa.get("status", {}).get("conditions") or []
+            return next(
+                (c for c in conditions if c["type"] == "AbleToScale" and c["status"] == "False"), None
+            )
+
+        condition = wait_for("the HPA is refused", failure, seconds=40)
+        assert condition["reason"] == "FailedUpdateScale"
+        assert "replicas" not in scaled.get("ours")["spec"]
+        assert len(scaled.list_pods("ours")) == 1
+    finally:
+        scaled.kube.delete("autoscaling/v2", "HorizontalPodAutoscaler", "ours")
+
+
+def make_hpa(pool: str, *, low: int) -> dict[str, Any]:
+    """An HPA of the pool; there are no metrics here, so all it can do is to hold its minimum."""
+    metric = {
+        "type": "Resource",
+        "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 80}},
+    }
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": pool},
+        "spec": {
+            "scaleTargetRef": {"apiVersion": "millpond.dev/v1alpha1", "kind": "InferencePool", "name": pool},
+            "minReplicas": low,
+            "maxReplicas": 6,
+            "metrics": [metric],
+        },
+    }
