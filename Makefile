@@ -36,6 +36,10 @@ demo: install ## Bring up a real cluster, install the chart, apply the quickstar
 	@hack/prepare demo
 	@$(BIN)/python -m demo
 
+.PHONY: demo-local
+demo-local: install ## The same requests without Kubernetes or root: two engines and a gateway as processes
+	@$(BIN)/python -m demo --local
+
 .PHONY: demo-clean
 demo-clean: install ## Remove what the demo made, its cluster included
 	@$(BIN)/python -m demo --clean

@@ -14,6 +14,7 @@ from demo.errors import DemoError
 from demo.forward import port_forward
 from demo.install import Site, make_pool, push_images, serve_model
 from demo.load import Tally, Verdict, run_load
+from demo.local import start_fleet
 from demo.steps import run, say, step
 
 MODEL = "smollm2"
@@ -33,7 +34,14 @@ def main() -> int:
         "--clean", action="store_true", help="remove what the demo made, the cluster included"
     )
     parser.add_argument("--quick", action="store_true", help="stop after the first streamed answer")
+    parser.add_argument(
+        "--local", action="store_true", help="no Kubernetes: two engines and a gateway as plain processes"
+    )
     arguments = parser.parse_args()
+    if arguments.local:
+        with ExitStack() as stack:
+            show_local(stack)
+        return 0
     if arguments.clean:
         run([sys.executable, "-m", "devcluster", "down"], what="taking the cluster down", show=True)
         return 0
@@ -70,6 +78,15 @@ def show(stack: ExitStack, *, quick: bool) -> None:
         show_prefix_cache(url)
         show_rollout(site, url, pool)
     finish(site)
+
+
+def show_local(stack: ExitStack) -> None:
+    """The same requests against plain processes."""
+    url = start_fleet(stack)
+    with step(f"a streamed answer through the gateway: {QUESTION}"):
+        answer = ask(url, MODEL, QUESTION)
+        say(f"first token after {answer.first_token_seconds * 1000:.0f} ms")
+    show_prefix_cache(url)
 
 
 def show_prefix_cache(url: str) -> None:
