@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from enum import Enum
 from typing import Any
 
 from millpond_common.contract.labels import FINALIZER, MANAGER
@@ -17,6 +18,14 @@ Fence = Callable[[], None]
 """Raises NotLeaderError unless this instance may write."""
 Remember = Callable[[Kind, Mapping[str, Any]], object]
 """Takes an object as the API server answered it, so that the next decision sees the write."""
+
+
+class Holder(Enum):
+    """Who has a name."""
+
+    NOBODY = "Nobody"
+    OURS = "Ours"
+    STRANGER = "Stranger"
 
 
 class Executor:
@@ -59,36 +68,39 @@ class Executor:
 
     async def _apply(self, pool: PoolMetadata, apply: Apply) -> bool:
         manifest = apply.manifest
-        if apply.uid is None and await self._find_stranger(pool, apply):
+        holder = Holder.OURS if apply.uid is not None else await self._find_holder(apply)
+        if holder is Holder.STRANGER:
             return True
         body = dict(manifest.body)
         if apply.uid is not None:
             body["metadata"] = {**body["metadata"], "uid": apply.uid}
         self._fence()
+        # What is not there yet is applied without force: should a stranger take the name in this very moment, the
+        # API server refuses, and the next round finds the stranger.
         answer = await self._kube.apply(
             manifest.kind,
             manifest.namespace,
             manifest.name,
             body,
             manager=MANAGER,
-            force=apply.uid is not None,
+            force=holder is Holder.OURS,
         )
         self._remember(manifest.kind, answer)
         return False
 
-    async def _find_stranger(self, pool: PoolMetadata, apply: Apply) -> bool:
-        """Whether the name is taken by an object that this pool (or a gateway's pools) did not make."""
+    async def _find_holder(self, apply: Apply) -> Holder:
+        """Who holds a name that the snapshot took for free."""
         manifest = apply.manifest
         try:
             existing = await self._kube.get(manifest.kind, manifest.namespace, manifest.name)
         except NotFoundError:
-            return False
+            return Holder.NOBODY
         owners = {owner["uid"] for owner in existing["metadata"].get("ownerReferences") or ()}
         wanted = {owner["uid"] for owner in manifest.body["metadata"]["ownerReferences"]}
         if owners & wanted:
-            return False
+            return Holder.OURS
         self._remember(manifest.kind, existing)
-        return True
+        return Holder.STRANGER
 
     async def _mark(self, pool: PoolMetadata, mark: MarkPod) -> bool:
         metadata = {"uid": mark.uid, "labels": dict(mark.labels), "annotations": dict(mark.annotations)}

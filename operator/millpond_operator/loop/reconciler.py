@@ -12,17 +12,21 @@ import structlog
 from millpond_operator.api.errors import SpecError
 from millpond_operator.api.pool import PoolMetadata
 from millpond_operator.api.status import PoolStatus
+from millpond_operator.errors import ForbiddenError, InvalidObjectError
 from millpond_operator.execute.events import EventWriter
 from millpond_operator.execute.executor import Executor
 from millpond_operator.execute.status import StatusWriter
 from millpond_operator.observe.observer import Observer
 from millpond_operator.plan.actions import PoolPlan
 from millpond_operator.plan.planner import Decisions, plan, plan_invalid
+from millpond_operator.plan.refusal import report_refusal
 from millpond_operator.plan.settings import PlanSettings
 from millpond_operator.plan.snapshot import PoolSnapshot
 
 LOG = structlog.get_logger(__name__)
 WallClock = Callable[[], float]
+LASTING_REFUSALS = (ForbiddenError, InvalidObjectError)
+"""Answers that no repetition changes until somebody acts; others pass by themselves and are only retried."""
 MAX_ROUNDS = 2
 """Plans per reconcile: the second follows when a write met an object of somebody else."""
 
@@ -90,7 +94,11 @@ class Reconciler:
             if made is None:
                 return None
             metadata, decided = made
-            stranger = await self._executor.run(metadata, decided.actions)
+            try:
+                stranger = await self._executor.run(metadata, decided.actions)
+            except LASTING_REFUSALS as error:
+                await self._report_refusal(metadata, _read_status(raw), str(error), now)
+                raise
             if not stranger:
                 break
         await self._report(metadata, decided, now)
@@ -110,6 +118,15 @@ class Reconciler:
             return None
         decisions = self._scaler.decide(snapshot, now)
         return snapshot.pool.metadata, plan(snapshot, self._settings, now, decisions)
+
+    async def _report_refusal(
+        self, metadata: PoolMetadata, before: PoolStatus, problem: str, now: float
+    ) -> None:
+        status, note = report_refusal(before, problem, generation=metadata.generation, now=now)
+        if status is not None:
+            await self._status.write(metadata, status)
+        if note is not None:
+            await self._events.write(metadata, note, now)
 
     async def _report(self, metadata: PoolMetadata, decided: PoolPlan, now: float) -> None:
         for action in decided.actions:

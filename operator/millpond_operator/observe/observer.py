@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from millpond_operator.observe.references import ReferenceChecker
 from millpond_operator.observe.reports import ReportCache
 from millpond_operator.observe.store import GATEWAY_OWNER, Store
 from millpond_operator.plan.capacity import compute_capacity
+from millpond_operator.plan.problems import find_problems
 from millpond_operator.plan.snapshot import (
     MAX_GATEWAY_OWNERS,
     Capacity,
@@ -112,7 +114,12 @@ class Observer:
             missing_secrets=missing_secrets,
             missing_claims=missing_claims,
             capacity=await self._find_capacity(pool, pods, workloads),
+            count_manager=self._find_count_manager(namespace, name),
         )
+
+    def _find_count_manager(self, namespace: str, name: str) -> str:
+        stored = self._store.get(POOL, namespace, name)
+        return stored.replicas_manager if stored is not None else ""
 
     def _list_pods(self, namespace: str, pool: str) -> tuple[Pod, ...]:
         return tuple(
@@ -159,7 +166,9 @@ class Observer:
         namespace, name = pool.key
         pods = self.list_gateway_pods(namespace)
         max_age = SETTLED_REPORT_SECONDS if settled else MOVING_REPORT_SECONDS
-        return await self._reports.fetch_view(namespace, name, pods, max_age=max_age)
+        view = await self._reports.fetch_view(namespace, name, pods, max_age=max_age)
+        problems = find_problems(tuple(pods), None, "its share") if view.num_ready == 0 else ()
+        return dataclasses.replace(view, problem=problems[0].message) if problems else view
 
     def _ask(self, pool: InferencePool, pods: tuple[Pod, ...], gateway: GatewayView | None) -> None:
         """Have a real request sent to every replica that should answer one and has not yet."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millpond_common.contract import labels
-from millpond_operator.desired.kinds import DEPLOYMENT, Kind
+from millpond_operator.desired.kinds import DEPLOYMENT, POOL, Kind
 
 Obj = Mapping[str, Any]
 Key = tuple[str, str]
@@ -28,7 +28,7 @@ class Stored:
     body: Obj
     version: int
     replicas_manager: str = ""
-    """Who set `spec.replicas` of a Deployment last."""
+    """Who set `spec.replicas` of a Deployment last; of a pool, who did through the scale subresource."""
 
 
 class Store:
@@ -127,9 +127,10 @@ def find_owner_pool(obj: Obj) -> str | None:
     return None
 
 
-def find_replicas_manager(obj: Obj) -> str:
-    """Field manager that owns `spec.replicas` and wrote last; empty when none does."""
+def find_replicas_manager(obj: Obj, *, subresource: str | None = None) -> str:
+    """Field manager that owns `spec.replicas` and wrote last; empty when none does, or not through the subresource."""
     entries = obj["metadata"].get("managedFields") or ()
+    entries = [e for e in entries if subresource is None or e.get("subresource") == subresource]
     owners = [e for e in entries if "f:replicas" in ((e.get("fieldsV1") or {}).get("f:spec") or {})]
     owners.sort(key=lambda entry: str(entry.get("time") or ""))
     return str(owners[-1].get("manager") or "") if owners else ""
@@ -138,6 +139,8 @@ def find_replicas_manager(obj: Obj) -> str:
 def _slim(kind: Kind, obj: Obj) -> Stored:
     metadata = {name: value for name, value in obj["metadata"].items() if name != "managedFields"}
     manager = find_replicas_manager(obj) if kind == DEPLOYMENT else ""
+    if kind == POOL:
+        manager = find_replicas_manager(obj, subresource="scale")
     return Stored({**obj, "metadata": metadata}, _version(obj), manager)
 
 

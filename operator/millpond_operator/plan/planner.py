@@ -49,7 +49,7 @@ def _plan_roles(
     made, roles = [], []
     for role in list_roles(snapshot.pool):
         current = find_current(snapshot, role.role.lower())
-        decision = decide_replicas(role, current, decisions.get(role.role))
+        decision = decide_replicas(role, current, decisions.get(role.role), snapshot.count_manager)
         made.append(decision)
         roles.append(plan_role(snapshot, role, decision, settings))
     return tuple(made), tuple(roles)

@@ -144,10 +144,8 @@ def _check_gateway(facts: Facts) -> tuple[ConditionReason, str] | None:
     if gateway is None or gateway.num_reporting > 0:
         return None
     if gateway.num_ready == 0:
-        return (
-            ConditionReason.GATEWAY_NOT_READY,
-            "no pod of the namespace's gateway (Deployment millpond-gateway) is ready",
-        )
+        text = "no pod of the namespace's gateway (Deployment millpond-gateway) is ready"
+        return ConditionReason.GATEWAY_NOT_READY, f"{text}: {gateway.problem}" if gateway.problem else text
     return (
         ConditionReason.GATEWAY_NOT_READY,
         f"no gateway answers the operator: {gateway.error or 'not asked yet'}",

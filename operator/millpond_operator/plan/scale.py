@@ -10,6 +10,9 @@ from millpond_operator.api.pool import RoleView
 from millpond_operator.api.status import Judgement, ScalingStatus
 from millpond_operator.plan.snapshot import PoolSnapshot
 
+PEOPLE = "kubectl"
+"""Field managers that begin so are persons: a count set by hand is a fixed one."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaDecision:
@@ -34,16 +37,22 @@ def find_current(snapshot: PoolSnapshot, role: str) -> int | None:
     return sum(wanted) if wanted else None
 
 
-def decide_replicas(role: RoleView, current: int | None, decision: ReplicaDecision | None) -> ReplicaDecision:
+def decide_replicas(
+    role: RoleView, current: int | None, decision: ReplicaDecision | None, count_manager: str = ""
+) -> ReplicaDecision:
     """The count of one role with the conditions that explain it.
 
     Args:
         role: its fixed count or its limits.
         current: replicas wanted until now; None for a role that never had any.
         decision: the autoscaler's, if one was made.
+        count_manager: who set the count last through the scale subresource.
     """
     if role.scaling is None:
         assert role.replicas is not None, "a role without scaling has a count"
+        if count_manager and not count_manager.startswith(PEOPLE):
+            text = f"spec.replicas was last set through the scale subresource by {count_manager}; Millpond never writes it"
+            return ReplicaDecision(role.replicas, _judge(False, ConditionReason.EXTERNAL_SCALER, text))
         message = "the count is fixed; change spec.replicas, or let an HPA or KEDA own it through the scale subresource"
         return ReplicaDecision(role.replicas, _judge(False, ConditionReason.FIXED_REPLICAS, message))
     if decision is not None:

@@ -126,6 +126,8 @@ class GatewayView:
     reports: tuple[PoolReport, ...] = ()
     error: str = ""
     """Why the last report failed, if one did."""
+    problem: str = ""
+    """What is wrong with a gateway pod that is not ready, in words."""
     observed_at: float = 0.0
 
     def is_routed(self, pod_uid: str) -> bool:
@@ -170,6 +172,8 @@ class PoolSnapshot:
     children: tuple[Child, ...] = ()
     gateway: GatewayView | None = None
     """None when the pool wants no gateway."""
+    count_manager: str = ""
+    """Field manager that set the pool's `spec.replicas` last through the scale subresource; empty when none did."""
     gateway_pools: tuple[SiblingPool, ...] = ()
     """Pools of the namespace that want the gateway, those that stay first, then by age; at most MAX_GATEWAY_OWNERS."""
     probes: Mapping[str, ProbeAnswer] = field(default_factory=dict)

@@ -68,7 +68,8 @@ def test_replicas_follow_the_load_up_and_drain_when_it_ends(scaled: World) -> No
     wait_count(scaled, "follow", 4)
     scaled.wait_ready("follow")
     scaling = scaled.get("follow")["status"]["scaling"]
-    assert (scaling["decision"], scaling["recommendation"], scaling["reason"]) == (4, 4, "PrefillDemand")
+    assert (scaling["decision"], scaling["recommendation"]) == (4, 4)
+    assert scaling["reason"] in ("PrefillDemand", "Steady"), "and steady once it is carried out"
     assert (scaling["demandTokensPerSecond"], scaling["capacityTokensPerSecond"]) == (3000, 1000)
     assert scaling["startSeconds"] >= 1
     assert scaled.get_condition("follow", "ScalingActive")["status"] == "True"

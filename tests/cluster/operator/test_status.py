@@ -166,3 +166,26 @@ def test_a_pool_without_gateway_is_ready_when_its_engines_answer(world: World) -
     assert pool["status"]["endpoint"] == f"http://bare-engines.{world.namespace}.svc.cluster.local:8000/v1"
     (pod,) = world.list_pods("bare")
     assert pod["status"]["podIP"] in world.gateway.direct
+
+
+def test_a_write_that_is_refused_shows_in_the_status_until_it_passes(own_world: World) -> None:
+    world = own_world
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "none"},
+        "spec": {"hard": {"services": "0"}},
+    }
+    world.kube.create(quota)
+    wait_for(
+        "the quota counts",
+        lambda: world.kube.get("v1", "ResourceQuota", "none").get("status", {}).get("hard"),
+    )
+    world.start_operator()
+    world.create("refused", replicas=1)
+    condition = world.wait_reason("refused", "ApiError")
+    assert "exceeded quota" in condition["message"]
+    assert condition["status"] == "False"
+    world.wait_event("refused", "ApiError")
+    world.kube.delete("v1", "ResourceQuota", "none")
+    world.wait_ready("refused", seconds=40)

@@ -125,6 +125,11 @@ async def test_an_own_object_that_the_store_missed_is_applied() -> None:
     executor, _ = make_executor(kube)
     assert await executor.run(POOL.metadata, plan_new()) is False
     assert "apply Service/smol-engines" in kube.writes
+    forced = dict(zip(kube.writes, kube.forced, strict=True))
+    assert forced["apply Service/smol-engines"], "fields that somebody else took of our object come back"
+    assert not forced["apply ServiceAccount/smol-engine"], (
+        "a stranger who comes in this moment is not overwritten"
+    )
 
 
 async def test_a_known_object_is_written_only_under_its_uid() -> None:
