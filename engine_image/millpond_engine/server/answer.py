@@ -137,6 +137,7 @@ def _submit(context: ServerContext, call: PreparedCall) -> Generation:
         call.requests,
         received_at=call.received_at,
         max_unread_tokens=context.limits.max_unread_tokens,
+        running=context.lifecycle.running,
     )
 
 

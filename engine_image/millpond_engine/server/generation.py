@@ -13,6 +13,7 @@ from millpond_engine.loop.mailbox import MailboxClosedError, MailboxFullError
 from millpond_engine.loop.stream import Delivery, EndKind, RequestStream, StreamEnd
 from millpond_engine.loop.thread import EngineThread
 from millpond_engine.server.errors import RequestError, make_error, translate_refusal
+from millpond_engine.server.lifecycle import Cuttable
 
 
 class StreamEndedError(RequestError):
@@ -28,7 +29,13 @@ class Generation:
     """News of several requests in one stream. Use as a context manager: leaving it closes what is open."""
 
     def __init__(
-        self, thread: EngineThread, requests: Sequence[Request], *, received_at: float, max_unread_tokens: int
+        self,
+        thread: EngineThread,
+        requests: Sequence[Request],
+        *,
+        received_at: float,
+        max_unread_tokens: int,
+        running: set[Cuttable] | None = None,
     ) -> None:
         self._thread = thread
         self._requests = requests
@@ -36,6 +43,7 @@ class Generation:
         loop = asyncio.get_running_loop()
         self._stream = RequestStream(loop, max_unread_tokens=max_unread_tokens)
         self._open: dict[str, None] = {}
+        self._running = running if running is not None else set()
 
     def __enter__(self) -> Self:
         try:
@@ -49,12 +57,14 @@ class Generation:
             raise make_error(
                 ErrorCode.ENGINE_ERROR, "the engine has failed; this replica will restart"
             ) from error
+        self._running.add(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         del kind, trace
+        self._running.discard(self)
         if isinstance(error, StreamEndedError):
             self._close_one(error.request_id, error.outcome, error.error.code)
             self._close_all("cancelled")  # the call's other prompts are given up
@@ -62,6 +72,12 @@ class Generation:
             self._close_all("cancelled")
         else:
             self._close_all("error")
+
+    def cut(self, end: StreamEnd) -> None:
+        """End every open request with `end`, whether or not the engine thread still moves."""
+        for request_id in self._open:
+            self._stream.put(Delivery(request_id, self._received_at, end=end))
+        self._stream.wake()
 
     @property
     def open(self) -> bool:

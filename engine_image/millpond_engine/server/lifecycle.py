@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Literal
+from typing import Literal, Protocol
 
 import structlog
 
@@ -21,6 +21,14 @@ _GRACE_SECONDS = 2.0
 """After the drain deadline: time for error events to leave."""
 
 
+class Cuttable(Protocol):
+    """A running call that can be ended from here."""
+
+    def cut(self, end: StreamEnd) -> None:
+        """End it with an error."""
+        ...
+
+
 class Lifecycle:
     """Counts open requests, refuses new ones when it must, drains. Owned by the event loop."""
 
@@ -33,6 +41,8 @@ class Lifecycle:
         self._idle.set()
         self._drain: asyncio.Task[None] | None = None
         self.drained = asyncio.Event()
+        self.running: set[Cuttable] = set()
+        """Calls in generation: what the drain deadline cuts."""
 
     @property
     def open_requests(self) -> int:
@@ -115,7 +125,8 @@ class Lifecycle:
             EndKind.FAILED, "the replica is shutting down and its drain time is over", ErrorCode.DRAINING
         )
         log.warning("drain deadline passed", open_requests=self._open)
-        self._thread.call(lambda thread: thread.end_requests(None, end))
+        for call in list(self.running):
+            call.cut(end)
         try:
             async with asyncio.timeout(_GRACE_SECONDS):
                 await self._idle.wait()

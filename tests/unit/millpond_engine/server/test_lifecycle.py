@@ -8,7 +8,7 @@ import threading
 
 from tests.support.engine_server import Running, Setup, run_engine
 
-from millpond_engine.fake.cost import CostModel
+from millpond_engine.fake.cost import CostModel, make_faults
 
 SLOW = CostModel(decode_step_seconds=0.01)
 
@@ -48,6 +48,18 @@ async def test_eng_062_070_at_the_drain_deadline_streams_end_with_an_error_event
             assert stream.messages[-1].startswith("event: error\n")
             assert b"abort" not in stream.raw
         await engine.settle()
+
+
+async def test_eng_070_a_stuck_step_does_not_keep_the_error_events_back() -> None:
+    setup = Setup(drain_seconds=0, faults=make_faults(stalling=[6], stall_seconds=4))
+    async with run_engine(setup) as engine:
+        body = {"prompt": "x", "max_tokens": 50}
+        task = asyncio.create_task(engine.stream("/v1/completions", body))
+        await asyncio.sleep(0.5)  # the fake model has reached the long step
+        await engine.call_admin("POST", "/drain")
+        stream = await asyncio.wait_for(task, 2)
+        assert stream.messages[-1].startswith("event: error\n")
+        assert await asyncio.wait_for(engine.server.wait(), 2) == 0
 
 
 async def test_while_loading_health_is_good_and_requests_are_told_to_wait() -> None:
