@@ -16,12 +16,15 @@ from millpond_gateway.world.view import World, make_endpoint
 
 _log = structlog.get_logger("poll")
 _MAX_CONCURRENT = 16
+_ROUND_SECONDS = 0.2
+_EAGER_ROUNDS = 150
+"""A replica that starts is asked in every round for half a minute, so that it is used as soon as it can be."""
 _NOT_FOUND = frozenset({404, 405})
 _PLAIN_POOL = PoolView(name="", model="")
 
 
 class StatePoller:
-    """One round per interval over all replicas, spread over it at random, few at a time."""
+    """Asks each replica once per interval, spread at random, few at a time."""
 
     def __init__(self, world: World, connections: Connections, *, interval_seconds: float) -> None:
         self._world = world
@@ -30,33 +33,45 @@ class StatePoller:
         self._timeout = max(1.0, 2 * interval_seconds)
         self._slots = asyncio.Semaphore(_MAX_CONCURRENT)
         self._asking: set[str] = set()
+        self._due: dict[str, float] = {}
+        self._silent: dict[str, int] = {}
+        """Rounds without an answer, by replica."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Poll until cancelled; a replica that has not answered yet is asked in every short round."""
+        """Poll until cancelled: each replica once per interval, one that has not answered yet more often at first."""
+        loop = asyncio.get_running_loop()
         while True:
-            fresh = False
-            for replica in self._world.replicas:
-                known = self._world.find_facts(replica.uid).answers
-                fresh = fresh or not known
-                if replica.uid not in self._asking:
-                    self._start(replica, jitter=self._interval / 2 if known else 0.0)
-            await asyncio.sleep(min(0.2, self._interval) if fresh else self._interval)
+            now = loop.time()
+            replicas = self._world.replicas
+            for replica in replicas:
+                if now >= self._due.get(replica.uid, now) and replica.uid not in self._asking:
+                    self._start(replica, now)
+            if len(self._due) > 2 * len(replicas) + 16:
+                known = {replica.uid for replica in replicas}
+                self._due = {uid: due for uid, due in self._due.items() if uid in known}
+                self._silent = {uid: count for uid, count in self._silent.items() if uid in known}
+            await asyncio.sleep(min(_ROUND_SECONDS, self._interval))
 
-    def _start(self, replica: Replica, *, jitter: float) -> None:
+    def _start(self, replica: Replica, now: float) -> None:
         self._asking.add(replica.uid)
-        task = asyncio.get_running_loop().create_task(self._ask(replica, jitter))
+        answers = self._world.find_facts(replica.uid).answers
+        eager = not answers and self._silent.get(replica.uid, 0) < _EAGER_ROUNDS
+        spread = random.uniform(0.75, 1.25)  # noqa: S311 - spreads load, keeps no secret
+        self._due[replica.uid] = now + spread * (
+            min(_ROUND_SECONDS, self._interval) if eager else self._interval
+        )
+        task = asyncio.get_running_loop().create_task(self._ask(replica))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _ask(self, replica: Replica, jitter: float) -> None:
+    async def _ask(self, replica: Replica) -> None:
         try:
-            if jitter:
-                await asyncio.sleep(random.uniform(0.0, jitter))  # noqa: S311 - spreads load, keeps no secret
             async with self._slots:
                 facts = await self._fetch_facts(replica)
         finally:
             self._asking.discard(replica.uid)
+        self._silent[replica.uid] = 0 if facts.answers else self._silent.get(replica.uid, 0) + 1
         before = self._world.find_facts(replica.uid)
         if before.answers != facts.answers:
             _log.info("engine", pod=replica.pod, pool=replica.pool, answers=facts.answers, epoch=facts.epoch)
@@ -91,5 +106,10 @@ def make_facts(state: EngineState) -> EngineFacts:
         block_tokens=state.block_tokens,
         num_blocks=state.device.total,
         max_model_tokens=state.max_model_tokens,
-        prefill_tokens_per_second=state.speeds.prefill_tokens_per_second,
+        prefill_tokens_per_second=round_speed(state.speeds.prefill_tokens_per_second),
     )
+
+
+def round_speed(speed: float | None) -> float | None:
+    """Two significant digits: a prior needs no more, and every change of a fact renews the whole view."""
+    return float(f"{speed:.1e}") if speed is not None else None
