@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from kubernetes import client
@@ -44,6 +45,9 @@ class _Seen:
     bound_at: float
     address: str
     deleted_at: float | None = None
+    stamp: str = ""
+    """When its readiness changed last."""
+    was_ready: bool = False
     reported: Manifest = field(default_factory=dict)
 
 
@@ -106,7 +110,10 @@ class FakeKubelet:
         if pod["metadata"].get("deletionTimestamp"):
             self._end(api, pod, seen, behaviour, now)
             return
-        status = make_status(pod, behaviour, address=seen.address, age=now - seen.bound_at)
+        ready = is_ready(behaviour, age=now - seen.bound_at)
+        if ready != seen.was_ready or not seen.stamp:
+            seen.stamp, seen.was_ready = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), ready
+        status = make_status(pod, behaviour, address=seen.address, ready=ready, stamp=seen.stamp)
         if status != seen.reported:
             api.patch_namespaced_pod_status(pod["metadata"]["name"], self._kube.namespace, {"status": status})
             seen.reported = status
@@ -128,11 +135,15 @@ class FakeKubelet:
             )
 
 
-def make_status(pod: Manifest, behaviour: Behaviour, *, address: str, age: float) -> Manifest:
+def is_ready(behaviour: Behaviour, *, age: float) -> bool:
+    """Whether a pod bound `age` seconds ago is ready."""
+    started = behaviour.init_terminated is None and behaviour.waiting is None
+    return started and behaviour.ready_after_seconds is not None and age >= behaviour.ready_after_seconds
+
+
+def make_status(pod: Manifest, behaviour: Behaviour, *, address: str, ready: bool, stamp: str) -> Manifest:
     """The status a kubelet would report."""
-    stuck = behaviour.init_terminated is not None
-    started = not stuck and behaviour.waiting is None
-    ready = started and behaviour.ready_after_seconds is not None and age >= behaviour.ready_after_seconds
+    started = behaviour.init_terminated is None and behaviour.waiting is None
     containers = [
         _make_container(c, behaviour, started=started, ready=ready) for c in pod["spec"]["containers"]
     ]
@@ -146,13 +157,11 @@ def make_status(pod: Manifest, behaviour: Behaviour, *, address: str, age: float
         "podIPs": [{"ip": address}],
         "conditions": [
             {"type": "PodScheduled", "status": "True"},
-            {"type": "Ready", "status": "True" if ready else "False", "lastTransitionTime": None},
+            {"type": "Ready", "status": "True" if ready else "False", "lastTransitionTime": stamp},
             {"type": "ContainersReady", "status": "True" if ready else "False"},
         ],
         "containerStatuses": containers,
     }
-    stamp = "2026-01-01T00:00:01Z" if ready else "2026-01-01T00:00:00Z"
-    status["conditions"][1]["lastTransitionTime"] = stamp
     return status | ({"initContainerStatuses": inits} if inits else {})
 
 

@@ -173,44 +173,34 @@ def test_op_068_a_new_operator_keeps_the_count_until_data_is_fresh(crds: Cluster
         world.close()
 
 
-def test_op_049_a_real_hpa_scales_a_pool_and_the_pool_says_so(scaled: World) -> None:
-    offer(scaled, "theirs", 0.0)
+def test_op_049_op_050_a_real_hpa_owns_a_fixed_count_and_never_a_scaled_one(scaled: World) -> None:
+    for name in ("theirs", "ours"):
+        offer(scaled, name, 0.0)
     scaled.create("theirs", replicas=1)
-    scaled.wait_ready("theirs")
-    scaled.kube.create(make_hpa("theirs", low=3))
+    scaled.create("ours", scaling=SCALING)
+    for name in ("theirs", "ours"):
+        scaled.wait_ready(name)
+        scaled.kube.create(make_hpa(name, low=3))
     wait_count(scaled, "theirs", 3, seconds=40)
     scaled.wait_ready("theirs")
     condition = scaled.wait_reason("theirs", "ExternalScaler", kind="ScalingActive")
     assert "Millpond never writes it" in condition["message"]
-    hpa = scaled.kube.get("autoscaling/v2", "HorizontalPodAutoscaler", "theirs")
-    found = {c["type"]: (c["status"], c["reason"]) for c in hpa["status"]["conditions"]}
+    found = wait_for("the HPA reports", lambda: list_hpa_conditions(scaled, "theirs"))
     assert found["AbleToScale"][0] == "True"
     assert "InvalidSelector" not in [reason for _, reason in found.values()]
     selector = scaled.get("theirs")["status"]["selector"]
     assert len(scaled.kube.list("v1", "Pod", label_selector=selector)) == 3
-    scaled.kube.delete("autoscaling/v2", "HorizontalPodAutoscaler", "theirs")
+
+    refused = wait_for("the other HPA reports", lambda: list_hpa_conditions(scaled, "ours"))
+    assert refused["AbleToScale"] == ("False", "FailedGetScale"), "a scaled pool has no count to write"
+    assert "replicas" not in scaled.get("ours")["spec"]
+    assert len(scaled.list_pods("ours")) == 1
 
 
-def test_op_050_an_hpa_cannot_write_a_count_that_the_autoscaler_owns(scaled: World) -> None:
-    offer(scaled, "ours", 0.0)
-    scaled.create("ours", scaling=SCALING)
-    scaled.wait_ready("ours")
-    scaled.kube.create(make_hpa("ours", low=3))
-    try:
-
-        def failure() -> Any:
-            hpa = scaled.kube.get("autoscaling/v2", "HorizontalPodAutoscaler", "ours")
-            conditions = hpa.get("status", {}).get("conditions") or []
-            return next(
-                (c for c in conditions if c["type"] == "AbleToScale" and c["status"] == "False"), None
-            )
-
-        condition = wait_for("the HPA is refused", failure, seconds=40)
-        assert condition["reason"] == "FailedUpdateScale"
-        assert "replicas" not in scaled.get("ours")["spec"]
-        assert len(scaled.list_pods("ours")) == 1
-    finally:
-        scaled.kube.delete("autoscaling/v2", "HorizontalPodAutoscaler", "ours")
+def list_hpa_conditions(world: World, name: str) -> dict[str, tuple[str, str]]:
+    """Status and reason of each condition of an HPA."""
+    hpa = world.kube.get("autoscaling/v2", "HorizontalPodAutoscaler", name)
+    return {c["type"]: (c["status"], c["reason"]) for c in hpa.get("status", {}).get("conditions") or []}
 
 
 def make_hpa(pool: str, *, low: int) -> dict[str, Any]:
