@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+
+import msgspec
 import pytest
-from tests.fixtures.gateway import MakeEngine, MakeGateway, Script
+from tests.fixtures.gateway import MODEL, MakeEngine, MakeGateway, Script
 from tests.gateway.wire import BODY, ask, make_request
+
+from millpond_gateway.world.records import PoolClass, PoolTenant
 
 TO_ENGINE = [
     ("Connection: keep-alive, x-private", "connection", None),
@@ -117,3 +123,50 @@ async def test_decisions_are_shown_only_when_asked_for(
     assert plain.find("x-millpond-decision") == []
     assert shown.find("x-millpond-endpoint") == [engine.address]
     assert "queue=" in shown.find("x-millpond-decision")[0]
+
+
+async def test_class_and_deadline_are_told_to_the_engine_by_the_gateway_alone(
+    make_engine: MakeEngine, make_gateway: MakeGateway
+) -> None:
+    engine = await make_engine()
+    gateway = await make_gateway(engine)
+    world = gateway.process.world
+    classes = (PoolClass(name="interactive", ttft_seconds=0.7), PoolClass(name="batch"))
+    world.put_pool(msgspec.structs.replace(world.snapshot.pools[MODEL], classes=classes))
+    for tier, name in (("batch", "batch"), ("unknown", "interactive"), (None, "interactive")):
+        body = json.dumps({"model": MODEL, "prompt": "x", "service_tier": tier}).encode()
+        extra = ("X-Millpond-Class: forged", "X-Millpond-Deadline-Ms: 9")
+        assert (await ask(gateway, make_request(body, extra=extra))).status == 200
+        seen = engine.seen[-1].headers
+        assert seen["x-millpond-class"] == name
+        if name == "interactive":
+            assert 1 <= int(seen["x-millpond-deadline-ms"]) <= 700
+        else:
+            assert "x-millpond-deadline-ms" not in seen
+
+
+async def test_a_tenant_s_key_stays_in_the_gateway(
+    make_engine: MakeEngine, make_gateway: MakeGateway
+) -> None:
+    engine = await make_engine()
+    gateway = await make_gateway(engine)
+    world = gateway.process.world
+    tenants = (PoolTenant(name="acme", key_secret="acme-keys", max_concurrency=1),)
+    world.put_pool(msgspec.structs.replace(world.snapshot.pools[MODEL], tenants=tenants))
+    gateway.process.fleet.keys.replace({"acme": [b"k1"], "other": [b"k2"]})
+    for key, status in {"k1": 200, "k2": 403, "k3": 401}.items():
+        answer = await ask(gateway, make_request(extra=(f"Authorization: Bearer {key}",)))
+        assert answer.status == status, key
+    assert (await ask(gateway, make_request())).status == 401
+    (seen,) = engine.seen
+    assert seen.headers["x-millpond-tenant"] == "acme"
+    assert "authorization" not in seen.headers
+    engine.script.first_seconds = 0.3
+    both = [
+        asyncio.create_task(ask(gateway, make_request(extra=("Authorization: Bearer k1",)))) for _ in range(2)
+    ]
+    answers = sorted([await task for task in both], key=lambda answer: answer.status)
+    assert [answer.status for answer in answers] == [200, 429]
+    assert answers[1].code == "tenant_concurrency"
+    await gateway.until_idle()
+    assert (await ask(gateway, make_request(extra=("Authorization: Bearer k1",)))).status == 200

@@ -82,6 +82,8 @@ class PoolState:
         self._pumping = False
         self._capacity: int | None = None
         """Tokens of the largest request that some ready replica takes; None while unknown."""
+        self._cold_since: float | None = None
+        """Since when requests find no replica; None while one is ready."""
         self._scopes: dict[tuple[str, str], KeyScope] = {}
         self.set_spec(spec)
 
@@ -107,6 +109,8 @@ class PoolState:
             None if None in capacities else max(capacities, key=lambda entry: entry or 0, default=None)
         )
         self.outliers.keep_only(endpoint.uid for endpoint in endpoints)
+        if any(view.ready for view in endpoints):
+            self._cold_since = None
         self.pump(now)
 
     # Requests.
@@ -127,7 +131,7 @@ class PoolState:
         refusal = self._reserve_budget(call, request, now)
         if refusal is not None:
             return refusal
-        view, policy = self._view(choice, request), self._find_class(request.traffic_class)
+        view, policy = self._view(choice, request, now), self._find_class(request.traffic_class)
         verdict = decide_admission(view, policy, self._flow)
         if verdict.action is Action.ADMIT:
             return self._bind(request, choice, tried, now, debug=debug)
@@ -146,6 +150,7 @@ class PoolState:
             self.spec.name,
             reservation.id,
             request.traffic_class,
+            self._find_class(request.traffic_class).ttft_seconds,
             make_debug(choice) if debug else (),
         )
 
@@ -194,7 +199,7 @@ class PoolState:
             return False
         waiting = self._waiting[held.request_id]
         choice = self.router.choose(waiting.request, now, excluded=waiting.tried)
-        view = self._view(choice, waiting.request)
+        view = self._view(choice, waiting.request, now)
         if not may_start(view, self._find_class(held.traffic_class), self._flow):
             return False
         self.queue.take(held.request_id, now)
@@ -207,7 +212,7 @@ class PoolState:
         for held in self.queue.expire(now):
             waiting = self._waiting.pop(held.request_id)
             choice = self.router.choose(waiting.request, now, excluded=waiting.tried)
-            view = self._view(choice, waiting.request)
+            view = self._view(choice, waiting.request, now)
             verdict = decide_expired(view, self._find_class(held.traffic_class), self._flow)
             waiting.waiter(self._shed(verdict, choice))
 
@@ -301,7 +306,7 @@ class PoolState:
             return prompt
         return msgspec.structs.replace(prompt, num_tokens=max(1, self._capacity - 1))
 
-    def _view(self, choice: Choice, request: RequestView) -> PoolView:
+    def _view(self, choice: Choice, request: RequestView, now: float) -> PoolView:
         best = min(choice.scores, key=lambda score: score.queue_seconds, default=None)
         endpoints = self.router.endpoints
         return PoolView(
@@ -310,11 +315,20 @@ class PoolState:
             queue_seconds=best.queue_seconds if best is not None else None,
             own_seconds=best.uncached_tokens / best.tokens_per_second if best is not None else 0.0,
             tokens_per_second=sum(score.tokens_per_second for score in choice.scores),
-            starting=self.spec.cold_start_hold_seconds > 0,
+            starting=self.spec.cold_start_hold_seconds > 0 or self.spec.may_be_zero,
+            start_seconds_left=self._find_start_left(now) if not choice.scores else None,
             num_held=len(self.queue),
             held_tokens=self.queue.num_tokens,
             gated=self.queue.is_gated(self._find_class(request.traffic_class)),
         )
+
+    def _find_start_left(self, now: float) -> float | None:
+        """Rest of the measured start, counted from the first request that found no replica."""
+        if self._cold_since is None:
+            self._cold_since = now
+        if self.spec.start_seconds is None:
+            return None
+        return max(self.spec.start_seconds - (now - self._cold_since), 0.0)
 
     def _find_class(self, name: str) -> ClassPolicy:
         return self.queue.find_class(name)

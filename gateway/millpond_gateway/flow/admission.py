@@ -10,6 +10,10 @@ from millpond_gateway.flow.records import Action, ClassPolicy, FlowReason, FlowS
 
 MAX_RETRY_SECONDS = 120
 """The OpenAI SDK does not wait longer."""
+EMPTY_RETRY_SECONDS = 5
+"""Where nothing measured says when there will be a replica."""
+MAX_START_RETRY_SECONDS = 3600
+"""A start is not shortened for a client's sake: a promise that comes too early is none."""
 _MIN_WAIT_SHARE = 0.25
 """A prompt so long that it misses the target on an idle replica may still queue this share of the target."""
 
@@ -31,6 +35,8 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     """The pool is at zero or has no ready replica yet, and something will start one."""
     num_held: int
     held_tokens: int
+    start_seconds_left: float | None = None
+    """Measured time to start a replica, less what has passed of it; None while no start was measured."""
     gated: bool = False
     """The request's class waits for another class; see `HoldQueue.is_gated`."""
 
@@ -41,7 +47,7 @@ def decide_admission(view: PoolView, policy: ClassPolicy, settings: FlowSettings
     | pool | class | answer |
     |---|---|---|
     | nothing routable, nothing starting | any | shed, 503 |
-    | nothing routable, starting | any | hold |
+    | nothing routable, starting | any | hold; where the pool holds nothing, shed, 503 |
     | saturated, or others are held | sheddable | shed, 429 |
     | saturated, or others are held | other | hold |
     | otherwise | any | admit |
@@ -49,7 +55,7 @@ def decide_admission(view: PoolView, policy: ClassPolicy, settings: FlowSettings
     if view.num_routable == 0:
         if view.starting and settings.cold_start_hold_seconds > 0:
             return Verdict(Action.HOLD, FlowReason.COLD_START)
-        return Verdict(Action.SHED, FlowReason.NO_REPLICA, 5)
+        return _refuse_empty(view)
     reason = _find_hold_reason(view, policy, settings)
     if reason is None:
         return Verdict(Action.ADMIT, FlowReason.CAPACITY)
@@ -86,8 +92,7 @@ def compute_hold_seconds(reason: FlowReason, settings: FlowSettings) -> float:
 def decide_expired(view: PoolView, policy: ClassPolicy, settings: FlowSettings) -> Verdict:
     """Answer to a request whose hold ended: 429 while replicas serve, 503 while none does, never 504."""
     if view.num_routable == 0:
-        reason = FlowReason.COLD_START if view.starting else FlowReason.NO_REPLICA
-        return Verdict(Action.SHED, reason, 5)
+        return _refuse_empty(view)
     return Verdict(Action.SHED, FlowReason.HOLD_EXPIRED, compute_retry_after(view, policy, settings))
 
 
@@ -102,6 +107,15 @@ def compute_retry_after(view: PoolView, policy: ClassPolicy, settings: FlowSetti
     excess = max(view.queue_seconds - compute_allowed_wait(view, policy, settings), 0.0)
     seconds = excess + view.held_tokens / view.tokens_per_second
     return min(max(math.ceil(seconds), 1), MAX_RETRY_SECONDS)
+
+
+def _refuse_empty(view: PoolView) -> Verdict:
+    """503, with the rest of the measured start where one is under way; an overdue start is asked for again soon."""
+    if not view.starting:
+        return Verdict(Action.SHED, FlowReason.NO_REPLICA, EMPTY_RETRY_SECONDS)
+    left = view.start_seconds_left or 0.0
+    hint = min(max(math.ceil(left), EMPTY_RETRY_SECONDS), MAX_START_RETRY_SECONDS)
+    return Verdict(Action.SHED, FlowReason.COLD_START, hint)
 
 
 def _find_hold_reason(view: PoolView, policy: ClassPolicy, settings: FlowSettings) -> FlowReason | None:

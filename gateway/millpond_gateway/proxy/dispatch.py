@@ -44,6 +44,7 @@ class Outcome(StrEnum):
     SHUTDOWN = "Shutdown"
 
 
+DEADLINES = frozenset({Outcome.FIRST_BYTE_DEADLINE, Outcome.IDLE_DEADLINE, Outcome.TOTAL_DEADLINE})
 FAULTS = frozenset(
     {
         Outcome.CONNECT_FAILED,
@@ -90,8 +91,16 @@ class Target(msgspec.Struct, frozen=True):
     reservation: int
     """Names the reservation to whoever made it."""
     traffic_class: str = ""
+    ttft_seconds: float | None = None
+    """Target of the class: the engine is told how much of it is left."""
     debug: tuple[Header, ...] = ()
     """Score breakdown for the debug headers, made only when they are on."""
+
+    def count_left_milliseconds(self, waited_seconds: float) -> int | None:
+        """Until the first token is due; 1 when it is overdue, None without a target."""
+        if self.ttft_seconds is None:
+            return None
+        return max(1, round(1000 * (self.ttft_seconds - waited_seconds)))
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):

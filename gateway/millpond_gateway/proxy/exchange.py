@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from millpond_common.contract.openai import ApiError, ErrorCode
 from millpond_gateway.proxy import headers
-from millpond_gateway.proxy.dispatch import Call, Decision, Ending, Outcome, Record, Target
+from millpond_gateway.proxy.dispatch import DEADLINES, Call, Decision, Ending, Outcome, Record, Target
 from millpond_gateway.proxy.engine import AnswerHead, Breakage, EngineConnection
 from millpond_gateway.proxy.http1 import RequestHead
 from millpond_gateway.proxy.overload import is_overload
@@ -138,6 +138,7 @@ class Exchange:
             request_id=self._call.request_id.encode(),
             tenant=self._call.caller.tenant.encode(),
             traffic_class=target.traffic_class.encode(),
+            deadline_milliseconds=target.count_left_milliseconds(self._sent_at - self._call.arrived_at),
             drop_authorization=bool(self._call.caller.tenant),
         )
         connection.send(self, head + self._body)
@@ -279,7 +280,7 @@ class Exchange:
             self.phase = Phase.HELD
 
     def _give_up(self, outcome: Outcome, message: str) -> None:
-        code = ErrorCode.DEADLINE_EXCEEDED if outcome in _DEADLINES else ErrorCode.REPLICA_FAILED
+        code = ErrorCode.DEADLINE_EXCEEDED if outcome in DEADLINES else ErrorCode.REPLICA_FAILED
         self._cancel_connection()
         self._reply.refuse(ApiError(code, message), reason=outcome.value)
         self.end(outcome)
@@ -395,6 +396,3 @@ class Exchange:
             bytes_out=self._reply.bytes_out,
             usage=self._usage,
         )
-
-
-_DEADLINES = frozenset({Outcome.FIRST_BYTE_DEADLINE, Outcome.IDLE_DEADLINE, Outcome.TOTAL_DEADLINE})

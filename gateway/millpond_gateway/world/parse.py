@@ -33,6 +33,7 @@ def parse_pool(obj: Object) -> PoolView | None:
         return None
     model, engine = spec["model"], spec.get("engine") or {}
     scheduling = spec.get("scheduling") or {}
+    start_seconds = _parse_start(obj)
     return PoolView(
         name=metadata["name"],
         model=model.get("name") or metadata["name"],
@@ -46,7 +47,9 @@ def parse_pool(obj: Object) -> PoolView | None:
         default_class=scheduling.get("defaultClass") or "interactive",
         tenants=tuple(_parse_tenant(entry) for entry in scheduling.get("tenants") or ()),
         pricing=_parse_pricing(scheduling.get("pricing")),
-        cold_start_hold_seconds=_parse_hold(spec),
+        cold_start_hold_seconds=_parse_hold(spec, start_seconds),
+        may_be_zero=(spec.get("scaling") or {}).get("minReplicas") == 0,
+        start_seconds=start_seconds,
         created_at=_parse_time(metadata.get("creationTimestamp")),
         deleting="deletionTimestamp" in metadata,
     )
@@ -90,11 +93,21 @@ def _parse_pricing(entry: Object | None) -> PoolPricing | None:
     )
 
 
-def _parse_hold(spec: Object) -> float:
-    """A pool that may be at zero, by its own scaling or because somebody set replicas to 0, holds requests."""
+def _parse_hold(spec: Object, start_seconds: float | None) -> float:
+    """A pool that may be at zero, by its own scaling or because somebody set replicas to 0, holds requests.
+
+    Without a time of its own, long enough for the start that was measured, and half of it more.
+    """
     scaling = spec.get("scaling") or {}
     may_be_zero = scaling.get("minReplicas") == 0 or spec.get("replicas") == 0
-    return float(scaling.get("coldStartHoldSeconds", _DEFAULT_HOLD_SECONDS)) if may_be_zero else 0.0
+    default = max(_DEFAULT_HOLD_SECONDS, 1.5 * (start_seconds or 0.0))
+    return float(scaling.get("coldStartHoldSeconds", default)) if may_be_zero else 0.0
+
+
+def _parse_start(obj: Object) -> float | None:
+    """Start time the operator measured, from the pool's status."""
+    seconds = ((obj.get("status") or {}).get("scaling") or {}).get("startSeconds")
+    return float(seconds) if seconds is not None else None
 
 
 def _parse_time(text: str | None) -> int:

@@ -54,6 +54,10 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     pricing: PoolPricing | None = None
     cold_start_hold_seconds: float = 0.0
     """How long a request waits for a pool at zero; 0 where the pool never is."""
+    may_be_zero: bool = False
+    """Something starts a replica when a request comes."""
+    start_seconds: float | None = None
+    """Measured time to start a replica; None until one was."""
     created_at: int = 0
     """Unix time."""
     deleting: bool = False
