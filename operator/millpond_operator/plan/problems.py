@@ -37,6 +37,7 @@ SEVERITY = (
 )
 """Which of several problems is reported: what a user can mend first comes first."""
 MAX_LINE = 400
+PROGRAM = "millpond-engine:"
 _MISSING = re.compile(r'(secret|configmap|persistentvolumeclaim) "([^"]+)" not found', re.IGNORECASE)
 _USEFUL = re.compile(r"error|exception|fatal|failed|cannot|not found|denied|out of memory", re.IGNORECASE)
 
@@ -148,8 +149,26 @@ def _parse_json(line: str) -> tuple[ConditionReason | None, str] | None:
 
 
 def find_useful_line(text: str) -> str:
-    """The last line that speaks of an error, else the last line at all; empty for an empty text."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    """The line of a log's end that tells most; empty for an empty text.
+
+    First what our programs say to a user before they end ("millpond-engine: …"), then the last line that speaks of an
+    error, then the last line at all. A JSON log line counts as its event, with the last line of its exception.
+    """
+    lines = [_read_log_line(line.strip()) for line in text.splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith(PROGRAM)]
     useful = [line for line in lines if _USEFUL.search(line)]
-    chosen = (useful or lines or [""])[-1]
-    return chosen[:MAX_LINE]
+    chosen = (told or useful or lines or [""])[-1]
+    return chosen.removeprefix(PROGRAM).strip()[:MAX_LINE]
+
+
+def _read_log_line(line: str) -> str:
+    if not line.startswith("{"):
+        return line
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return line
+    if not isinstance(entry, dict) or "event" not in entry:
+        return line
+    detail = str(entry.get("exception") or entry.get("error") or "").strip().splitlines()
+    return f"{entry['event']}: {detail[-1]}" if detail else str(entry["event"])

@@ -139,7 +139,20 @@ def test_leaving_pods_have_no_problems() -> None:
 
 @pytest.mark.parametrize(
     ("text", "line"),
-    [("", ""), ("\n \n", ""), ("a\nb\n", "b"), ("x error: 1\nbye", "x error: 1"), ("e" * 1000, "e" * 400)],
+    [
+        ("error early\nmillpond-engine: /models/x: no tokenizer found\n", "/models/x: no tokenizer found"),
+        (
+            '{"event": "step failed", "exception": "Traceback\\nRuntimeError: boom"}',
+            "step failed: RuntimeError: boom",
+        ),
+        ('{"event": "started"}\n{"event": "listening"}', "listening"),
+        ("{broken error", "{broken error"),
+        ("", ""),
+        ("\n \n", ""),
+        ("a\nb\n", "b"),
+        ("x error: 1\nbye", "x error: 1"),
+        ("e" * 1000, "e" * 400),
+    ],
 )
 def test_the_useful_line(text: str, line: str) -> None:
     assert find_useful_line(text) == line
