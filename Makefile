@@ -31,6 +31,10 @@ test: install ## Run the tests (brings up the cluster they need; see MILLPOND_KU
 	@hack/prepare test
 	@$(BIN)/pytest tests $(ARGS)
 
+.PHONY: test-model
+test-model: install ## 200 prompts of the real model against transformers (ten minutes or more; not part of `make test`)
+	@$(BIN)/pytest tests/model/suite_greedy_200.py $(ARGS)
+
 .PHONY: demo
 demo: install ## Bring up a real cluster, install the chart, apply the quickstart, stream a real answer
 	@hack/prepare demo
