@@ -50,6 +50,8 @@ class StepInputs:
     block_tables: torch.Tensor
     """int32 `[max_rows, max_blocks_per_row]`, the whole state table."""
     num_tokens: int
+    num_decodes: int = 0
+    """Leading rows known to compute one token each; a GPU splits their context over many programs."""
 
 
 class PagedAttention(Protocol):

@@ -34,6 +34,9 @@ class ReferenceOps:
     def linear_add(self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> None:
         residual.add_(functional.linear(x, weight))
 
+    def select(self, residual: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return residual.index_select(0, wanted)
+
     def gated(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         gate, up = functional.linear(x, weight).chunk(2, dim=-1)
         return functional.silu(gate) * up

@@ -45,7 +45,7 @@ class Decoder:
         for layer in self.layers:
             layer.forward(self.ops, residual, attend)
         if wanted is not None:
-            residual = residual.index_select(0, wanted)
+            residual = self.ops.select(residual, wanted)
         return self.ops.rms_norm(residual, self.final_norm, self.config.norm_eps)
 
     def scores(self, hidden: torch.Tensor) -> torch.Tensor:

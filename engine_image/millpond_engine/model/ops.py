@@ -39,7 +39,11 @@ class Ops(Protocol):
         ...
 
     def linear_add(self, x: torch.Tensor, weight: Any, residual: torch.Tensor) -> None:
-        """Add `x @ weight.T` to the residual stream."""
+        """Add `x @ weight.T` to the residual stream; seen by the stream's next `rms_norm` or `select` at the latest."""
+        ...
+
+    def select(self, residual: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        """Some tokens of the residual stream as a new one, by their indices."""
         ...
 
     def gated(self, x: torch.Tensor, weight: Any) -> torch.Tensor:

@@ -65,6 +65,9 @@ class CpuOps:
     def linear_add(self, x: torch.Tensor, weight: PackedMatrix, residual: torch.Tensor) -> None:
         self._multiply(x, weight, residual, ADD)
 
+    def select(self, residual: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return residual.index_select(0, wanted)
+
     def gated(self, x: torch.Tensor, weight: PackedMatrix) -> torch.Tensor:
         return self._multiply(x, weight, self._buffer("gated", x.shape[0], weight.outputs, self._dtype), GATE)
 
