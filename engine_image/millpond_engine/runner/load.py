@@ -33,11 +33,16 @@ def make_torch_runner(config: EngineConfig, *, progress: ProgressLine | None = N
     """
     device = choose_device(config.device)
     opened = open_model(Path(config.model_path))
+    report = None if progress is None else lambda step: progress(step.loaded_bytes, step.total_bytes)
+    if device.type == "cuda":
+        # here, because importing it needs Triton, which the CPU image lacks
+        from millpond_engine.runner.cuda_load import make_cuda_runner  # noqa: PLC0415
+
+        return make_cuda_runner(config, opened, progress=report)
     model_config = opened.config
     dtype = choose_dtype(config.dtype, model_config, device)
     shape = make_attention_shape(model_config, config.kv_cache.block_tokens)
     backend = choose_backend(model_config, shape, dtype, device)
-    report = None if progress is None else lambda step: progress(step.loaded_bytes, step.total_bytes)
     model = load_weights(opened, backend.ops, dtype=dtype, device=device, progress=report)
     max_tokens = min(config.max_model_tokens, model_config.max_position_tokens)
     pool = _size_pool(config, shape, dtype, max_tokens)
@@ -49,9 +54,9 @@ def make_torch_runner(config: EngineConfig, *, progress: ProgressLine | None = N
         device=device,
     )
     attention = backend.make_attention(
-        cache.device_blocks, _rope_table(model_config, model, max_tokens).to(device)
+        cache.device_blocks, make_rope(model_config, model, max_tokens).to(device)
     )
-    info = _make_info(
+    info = make_info(
         model_config,
         config,
         shape=shape,
@@ -104,14 +109,15 @@ def _size_pool(config: EngineConfig, shape: AttentionShape, dtype: torch.dtype, 
     )
 
 
-def _rope_table(config: ModelConfig, model: Decoder, max_tokens: int) -> torch.Tensor:
+def make_rope(config: ModelConfig, model: Decoder, max_tokens: int) -> torch.Tensor:
+    """Cosines and sines of a loaded model, `[max_tokens, 2, head_dim / 2]` on the CPU."""
     inverse, factor = compute_inverse_frequencies(
         config.rope, config.head_dim, max_tokens, model.rope_divisors
     )
     return make_rope_table(inverse, factor, max_tokens)
 
 
-def _make_info(
+def make_info(
     model: ModelConfig,
     config: EngineConfig,
     *,
@@ -122,6 +128,7 @@ def _make_info(
     cache: KvCache,
     max_tokens: int,
 ) -> RunnerInfo:
+    """Facts about a loaded model and its cache."""
     return RunnerInfo(
         model=f"{model.name} ({model.family}, {model.num_layers} layers, hidden {model.hidden_size})",
         vocabulary_size=model.vocabulary_size,

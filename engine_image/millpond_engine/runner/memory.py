@@ -48,10 +48,10 @@ def compute_pool_size(
         PoolTooSmallError: the bytes do not hold one block.
     """
     if device_bytes is not None:
-        budget, reason = device_bytes, f"kvCache.deviceBytes of {_mib(device_bytes)}"
+        budget, reason = device_bytes, f"kvCache.deviceBytes of {format_bytes(device_bytes)}"
     else:
         budget = max(0, available.bytes - RESERVED_BYTES) * CPU_SHARE_PERCENT // 100
-        reason = f"{CPU_SHARE_PERCENT} % of the {_mib(available.bytes)} that {available.source} leaves, less {_mib(RESERVED_BYTES)}"
+        reason = f"{CPU_SHARE_PERCENT} % of the {format_bytes(available.bytes)} that {available.source} leaves, less {format_bytes(RESERVED_BYTES)}"
     num_blocks = budget // bytes_per_block
     if num_blocks > useful_blocks and device_bytes is None:
         num_blocks, reason = (
@@ -60,7 +60,7 @@ def compute_pool_size(
         )
     if num_blocks < 1:
         raise PoolTooSmallError(
-            f"no KV block of {_mib(bytes_per_block)} ({block_tokens} tokens) fits: limited by {reason}; "
+            f"no KV block of {format_bytes(bytes_per_block)} ({block_tokens} tokens) fits: limited by {reason}; "
             "give the container more memory or lower kvCache.blockTokens"
         )
     return PoolSize(num_blocks, reason)
@@ -127,6 +127,7 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _mib(count: int) -> str:
+def format_bytes(count: int) -> str:
+    """MiB or GiB, rounded up to what matters."""
     mib = count / (1 << 20)
     return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{math.ceil(mib * 100) / 100:g} MiB"

@@ -1,0 +1,149 @@
+"""The GPU runner without a GPU: on CPU tensors that compute, and on tensors that only know where they lie."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from millpond_common.contract.engine_config import EngineConfig, KvCacheConfig, SchedulingConfig
+from millpond_engine.kernels.gpu.configs import Architecture
+from millpond_engine.kernels.gpu.ops import GpuOps
+from millpond_engine.model.config import ModelConfig
+from millpond_engine.model.decoder import Decoder
+from millpond_engine.model.layers import WeightReader
+from millpond_engine.model.load import _LOADERS, load_weights, open_model
+from millpond_engine.runner.cuda_load import LoadedModel, make_runner
+from millpond_engine.runner.cuda_runner import CudaRunner
+from millpond_engine.runner.cuda_runtime import Fetched
+from millpond_engine.runner.load import make_attention_shape, make_rope
+from millpond_engine.runner.memory import PoolSize
+
+
+@dataclass
+class Copied:
+    arrays: list[Any]
+    since: float
+
+    def wait(self) -> Fetched:
+        return Fetched(self.arrays, time.perf_counter() - self.since)
+
+
+class EagerRuntime:
+    """A queue that is always empty: everything happens at once, on the CPU."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.num_replays = 0
+
+    def upload(self, values: Any) -> torch.Tensor:
+        return torch.from_numpy(values.copy())
+
+    def mark(self) -> float:
+        return time.perf_counter()
+
+    def fetch(self, tensors: Sequence[torch.Tensor], since: float) -> Copied:
+        return Copied([tensor.clone().numpy() for tensor in tensors], since)
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        yield
+
+    def capture(self, body: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        body()
+
+        def replay() -> torch.Tensor:
+            self.num_replays += 1
+            return body()
+
+        return replay
+
+
+class FakeRuntime(EagerRuntime):
+    """The same queue for tensors without content on a GPU that is not there."""
+
+    device = torch.device("cuda", 0)
+
+    def upload(self, values: Any) -> torch.Tensor:
+        return torch.empty(values.shape, dtype=torch.from_numpy(values[:0]).dtype, device=self.device)
+
+    def fetch(self, tensors: Sequence[torch.Tensor], since: float) -> Copied:
+        assert all(tensor.device == self.device for tensor in tensors)
+        arrays = [np.zeros(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in tensors]
+        return Copied(arrays, since)
+
+
+class NoWaiting(TorchDispatchMode):
+    """Refuse copies between host and device that would wait: all but those marked as non-blocking."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        used = [x.device.type for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.dim()]
+        made = [x.device.type for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
+        if len({*used, *made}) > 1:
+            assert kwargs.get("non_blocking") or True in args[2:3], f"{func} waits for the device"
+        return out
+
+
+class EmptySource:
+    """Weights that take no memory."""
+
+    total_bytes = 0
+
+    def __contains__(self, name: str) -> bool:
+        return name != "rope_divisors"
+
+    def read_into(self, name: str, target: torch.Tensor) -> int:
+        return target.nbytes
+
+    def close(self) -> None:
+        pass
+
+
+def make_config(path: Path | str, *, host_blocks: int = 8, **options: Any) -> EngineConfig:
+    scheduling = SchedulingConfig(max_sequences=options.pop("max_sequences", 4))
+    cache = KvCacheConfig(block_tokens=options.pop("block_tokens", 16), host_bytes=host_blocks << 20)
+    return EngineConfig(
+        model_name="test",
+        model_path=str(path),
+        scheduling=scheduling,
+        kv_cache=cache,
+        max_model_tokens=256,
+        **options,
+    )
+
+
+def load_on_cpu(path: Path, config: EngineConfig, dtype: torch.dtype = torch.float32) -> LoadedModel:
+    """The GPU path's own loading, on CPU tensors."""
+    opened = open_model(path)
+    model = load_weights(opened, GpuOps(), dtype=dtype, device=torch.device("cpu"))
+    shape = make_attention_shape(opened.config, config.kv_cache.block_tokens)
+    rope = make_rope(opened.config, model, 256)
+    return LoadedModel(model, shape, dtype, rope, 256, Architecture.HOPPER)
+
+
+def load_fake(
+    model_config: ModelConfig, config: EngineConfig, dtype: torch.dtype = torch.bfloat16
+) -> LoadedModel:
+    """A model without content on a GPU that is not there; call it under FakeTensorMode."""
+    reader = WeightReader(EmptySource(), dtype, FakeRuntime.device, lambda count: None)  # type: ignore[arg-type]
+    model: Decoder = _LOADERS[model_config.family](model_config, reader, GpuOps())
+    rope = torch.empty(256, 2, model_config.head_dim // 2, device=FakeRuntime.device)
+    shape = make_attention_shape(model_config, config.kv_cache.block_tokens)
+    return LoadedModel(model, shape, dtype, rope, 256, Architecture.HOPPER)
+
+
+def make_cpu_runner(path: Path, *, blocks: int = 40, **options: Any) -> tuple[CudaRunner, EagerRuntime]:
+    """The whole GPU runner on CPU tensors; its programs need Triton's interpreter."""
+    config, runtime = make_config(path, **options), EagerRuntime()
+    return make_runner(config, load_on_cpu(path, config), runtime, PoolSize(blocks, "the test")), runtime

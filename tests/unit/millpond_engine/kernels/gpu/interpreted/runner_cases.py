@@ -1,0 +1,144 @@
+"""The whole GPU runner, its programs under the interpreter, against the CPU's runner: the same tokens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.support.gpu_runtimes import make_cpu_runner
+from tests.support.plan_driver import PlanDriver, generate
+
+from millpond_common.contract.engine_config import EngineConfig, KvCacheConfig
+from millpond_engine.core.request import SamplingParams
+from millpond_engine.core.step import NewRow, RowStep, StepPlan
+from millpond_engine.kernels.gpu import configs
+from millpond_engine.runner import make_torch_runner
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@pytest.fixture(autouse=True)
+def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter pays for each program, also for one that leaves at once."""
+    monkeypatch.setattr(configs, "PROGRAMS_WANTED", 1)
+
+
+def make_oracle(path: Any) -> Any:
+    cache = KvCacheConfig(block_tokens=16, device_bytes=2 << 20)
+    return make_torch_runner(
+        EngineConfig(model_name="test", model_path=str(path), device="Cpu", dtype="Float32", kv_cache=cache)
+    )
+
+
+def make_prompts(*lengths: int) -> list[list[int]]:
+    generator = random.Random(7)
+    return [[generator.randrange(211) for _ in range(length)] for length in lengths]
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen3"])
+def test_tokens_equal_the_cpu_runner_chunked_mixed_and_recorded(
+    variant: str, tiny_model: Callable[[str], Any]
+) -> None:
+    path, _ = tiny_model(variant)
+    prompts = make_prompts(17, 5, 33)
+    runner, runtime = make_cpu_runner(path)
+    recorded = runtime.num_replays
+    assert generate(runner, prompts, 3, budget=24) == generate(make_oracle(path), prompts, 3, budget=24)
+    assert runtime.num_replays > recorded
+
+
+def test_swap_fork_and_recompute_leave_the_tokens_alone(tiny_model: Callable[[str], Any]) -> None:
+    path, _ = tiny_model("qwen2")
+    prompts = make_prompts(18, 3)
+    expected = generate(make_oracle(path), prompts, 4)
+    driver = PlanDriver(make_cpu_runner(path)[0], poison=True)
+    rows = [driver.add(prompt, 4) for prompt in prompts]
+    driver.step()
+    driver.swap(rows[0])
+    other = driver.fork(rows[0], 4, GREEDY, 1)
+    driver.step()
+    driver.recompute(rows[1])
+    driver.run()
+    assert [row.output for row in rows] == expected
+    assert other.output == expected[0]
+
+
+def test_a_step_is_launched_before_the_last_is_read(tiny_model: Callable[[str], Any]) -> None:
+    path, _ = tiny_model("llama")
+    prompt = make_prompts(9)[0]
+    runner, _ = make_cpu_runner(path)
+    new = NewRow(0, GREEDY, 0, tuple(prompt), 9, (3,))
+    pending = [runner.launch(StepPlan(0, (RowStep(0, 0, 9),), (new,)))]
+    pending.extend(runner.launch(StepPlan(1 + i, (RowStep(0, 9 + i, 1),))) for i in range(2))
+    tokens = [step.result().rows[0].token for step in pending]
+    assert tokens == generate(make_oracle(path), [prompt], 3)[0]
+
+
+def test_reports_and_edits_equal_the_cpu_runner(tiny_model: Callable[[str], Any]) -> None:
+    """Greedy under penalties and bans, so that both runners choose the same whatever their random numbers are."""
+    path, _ = tiny_model("llama")
+    sampling = SamplingParams(
+        temperature=0.0,
+        presence_penalty=0.6,
+        frequency_penalty=0.4,
+        repetition_penalty=1.3,
+        logit_bias=((5, 2.0), (9, -3.0)),
+        bad_words=((7,),),
+        num_logprobs=3,
+        num_prompt_logprobs=2,
+    )
+    results = []
+    for runner in (make_cpu_runner(path)[0], make_oracle(path)):
+        driver = PlanDriver(runner)
+        rows = [
+            driver.add(make_prompts(12)[0], 3, sampling, stop_token_ids=(3,), min_tokens=2),
+            driver.add(make_prompts(4)[0], 3),
+        ]
+        driver.run(budget=10)
+        results.append(rows)
+    for ours, theirs in zip(*results, strict=True):
+        assert ours.output == theirs.output
+        for found, expected in zip(ours.results, theirs.results, strict=True):
+            assert (found.logprobs is None) == (expected.logprobs is None)
+            pairs = list(zip(found.prompt_logprobs, expected.prompt_logprobs, strict=True))
+            if found.logprobs is not None and expected.logprobs is not None:
+                pairs.append((found.logprobs, expected.logprobs))
+            for one, other in pairs:
+                assert one.rank == other.rank
+                assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+                assert [token for token, _ in one.top] == [token for token, _ in other.top]
+    assert len(results[0][0].results[0].prompt_logprobs) > 0
+
+
+def test_random_choice_depends_on_the_row_alone_and_beams_report(tiny_model: Callable[[str], Any]) -> None:
+    path, _ = tiny_model("llama")
+    prompt = make_prompts(6)[0]
+    sampling = SamplingParams(temperature=0.9, top_p=0.8, top_k=50, min_p=0.01)
+    outputs = []
+    for extra in (0, 1):
+        driver = PlanDriver(make_cpu_runner(path)[0])
+        row = driver.add(prompt, 3, sampling, seed=(1 << 47) + 11)
+        for _ in range(extra):
+            driver.add(prompt, 3, sampling, seed=5)
+        driver.run()
+        outputs.append(row.output)
+    assert outputs[0] == outputs[1]
+    runner, _ = make_cpu_runner(path)
+    new = NewRow(1, GREEDY, 0, tuple(prompt), 6, (2,))
+    step = runner.launch(StepPlan(0, (RowStep(1, 0, 6, num_branches=3),), (new,)))
+    branches = step.result().rows[0].branches
+    assert len(branches) == 3
+    assert branches[0][0] == generate(make_oracle(path), [prompt], 1)[0][0]
+    assert branches[0][1] > branches[1][1] > branches[2][1]
+
+
+def test_a_row_without_a_choice_fails_alone(tiny_model: Callable[[str], Any]) -> None:
+    path, _ = tiny_model("llama")
+    runner, _ = make_cpu_runner(path)
+    nothing = SamplingParams(temperature=0.0, allowed_token_ids=(4,), bad_words=((4,),))
+    news = (NewRow(0, nothing, 0, (1, 2), 2, (0,)), NewRow(1, GREEDY, 0, (1, 2), 2, (1,)))
+    result = runner.launch(StepPlan(0, (RowStep(0, 0, 2), RowStep(1, 0, 2)), news)).result()
+    assert list(result.failed_rows) == [0]
+    assert [row.row for row in result.rows] == [1]
