@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from millpond_gateway.flow.admission import (
@@ -62,9 +63,8 @@ def test_gw_120_admit_hold_or_shed(
 
 
 def test_a_pool_that_never_scales_to_zero_holds_nothing_for_a_start() -> None:
-    settings = FlowSettings(cold_start_hold_seconds=0.0)
-    verdict = decide_admission(PoolView(**{**EMPTY, "starting": True}), INTERACTIVE, settings)
-    assert verdict.reason is FlowReason.NO_REPLICA
+    verdict = decide_admission(PoolView(**EMPTY), INTERACTIVE, SETTINGS)
+    assert (verdict.action, verdict.reason) == (Action.SHED, FlowReason.NO_REPLICA)
 
 
 def test_a_long_prompt_is_not_held_for_ever() -> None:
@@ -103,6 +103,18 @@ def test_gw_067_an_expired_hold_answers_429_or_503_never_504(
     verdict = decide_expired(PoolView(**fields), INTERACTIVE, SETTINGS)
     assert (verdict.reason, verdict.status) == (reason, status)
     assert verdict.retry_after_seconds is not None
+
+
+@pytest.mark.parametrize(
+    ("left", "hint"), [(None, 5), (0.0, 5), (179.2, 180), (1_000.0, 1_000), (90_000.0, 3_600)]
+)
+def test_op_069_retry_after_is_the_rest_of_the_measured_start(left: float | None, hint: int) -> None:
+    view = PoolView(**{**EMPTY, "starting": True, "start_seconds_left": left})
+    assert decide_expired(view, INTERACTIVE, SETTINGS).retry_after_seconds == hint
+    never_held = msgspec.structs.replace(SETTINGS, cold_start_hold_seconds=0.0)
+    verdict = decide_admission(view, INTERACTIVE, never_held)
+    assert (verdict.reason, verdict.status) == (FlowReason.COLD_START, 503)
+    assert verdict.retry_after_seconds == hint
 
 
 def test_a_cold_start_is_held_longer_than_a_full_pool() -> None:

@@ -161,6 +161,18 @@ def test_a_pool_whose_gateway_is_off_is_none_here() -> None:
     assert parse_pool(make_pool(gateway={"enabled": False})) is None
 
 
+def test_as_021_the_default_hold_follows_the_measured_start() -> None:
+    obj = make_pool(replicas=0)
+    obj["status"] = {"scaling": {"startSeconds": 1200}}
+    pool = parse_pool(obj)
+    assert pool is not None
+    assert (pool.start_seconds, pool.cold_start_hold_seconds, pool.may_be_zero) == (1200.0, 1800.0, False)
+    scaled = make_pool(scaling={"minReplicas": 0, "maxReplicas": 2, "coldStartHoldSeconds": 60})
+    pool = parse_pool(scaled | {"status": obj["status"]})
+    assert pool is not None
+    assert (pool.start_seconds, pool.cold_start_hold_seconds, pool.may_be_zero) == (1200.0, 60.0, True)
+
+
 def test_a_pool_somebody_scaled_to_zero_holds() -> None:
     pool = parse_pool(make_pool(replicas=0))
     assert pool is not None
