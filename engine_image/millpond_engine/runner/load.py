@@ -16,7 +16,7 @@ from millpond_engine.model.load import choose_dtype, load_weights, open_model
 from millpond_engine.model.rope import compute_inverse_frequencies, make_rope_table
 from millpond_engine.runner.backend import choose_backend
 from millpond_engine.runner.kv_cache import KvCache
-from millpond_engine.runner.memory import PoolSize, compute_pool_size, read_available_memory
+from millpond_engine.runner.memory import AvailableMemory, PoolSize, compute_pool_size, read_available_memory
 from millpond_engine.runner.rows import RowTable
 from millpond_engine.runner.torch_runner import TorchRunner
 
@@ -100,11 +100,13 @@ def _host_blocks(config: EngineConfig, shape: AttentionShape, dtype: torch.dtype
 
 def _size_pool(config: EngineConfig, shape: AttentionShape, dtype: torch.dtype, max_tokens: int) -> PoolSize:
     blocks_per_sequence = -(-max_tokens // shape.block_tokens)
+    memory = read_available_memory()
+    host = config.kv_cache.host_bytes  # the same memory as the device's here, and promised to swapped sequences
     return compute_pool_size(
         bytes_per_block=bytes_per_block(shape, dtype),
         block_tokens=shape.block_tokens,
         device_bytes=config.kv_cache.device_bytes,
-        available=read_available_memory(),
+        available=AvailableMemory(max(0, memory.bytes - host), memory.source),
         useful_blocks=config.scheduling.max_sequences * blocks_per_sequence,
     )
 
