@@ -43,7 +43,7 @@ def make_text_keys(
     Count each use: prediction from text is approximate.
     """
     num_tokens = max(round((len(text) + len(template)) / bytes_per_token), 1)
-    keys = _chain_text(_compute_text_root(scope, template), text, scope.seed)
+    keys = _chain_text(_compute_text_root(scope, template), text)
     return PromptKeys(
         keys=keys,
         tokens_per_key=CHUNK_BYTES / bytes_per_token,
@@ -63,12 +63,12 @@ def _compute_root(scope: KeyScope) -> int:
     return scope.compute_root()
 
 
-def _chain_text(parent: int, text: bytes, seed: int) -> list[int]:
+def _chain_text(parent: int, text: bytes) -> list[int]:
+    """Each key hashes its chunk under the key before it, used as the seed: one call and one slice a chunk."""
     keys: list[int] = []
     end = min(len(text), MAX_TEXT_KEYS * CHUNK_BYTES)
     for offset in range(0, end - CHUNK_BYTES + 1, CHUNK_BYTES):
-        chunk = parent.to_bytes(8, "little") + text[offset : offset + CHUNK_BYTES]
-        parent = xxhash.xxh3_64_intdigest(chunk, seed=seed)
+        parent = xxhash.xxh3_64_intdigest(text[offset : offset + CHUNK_BYTES], parent)
         keys.append(parent)
     return keys
 
