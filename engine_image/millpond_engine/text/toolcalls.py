@@ -41,6 +41,8 @@ class ToolCallParser:
         """`prefix` is what the prompt already began of a call (forced tool choice)."""
         self._inside = False
         self._num_calls = 0
+        self._space = ""
+        """White space behind a call: released only when text follows it."""
 
     @property
     def num_calls(self) -> int:
@@ -59,10 +61,12 @@ class ToolCallParser:
         """What is left at the end; a call without its closing tag counts when its JSON is complete."""
         buffer, self._buffer = self._buffer, ""
         if not self._inside:
-            return [buffer] if buffer else []
+            events: list[Event] = []
+            self._release(events, buffer)
+            return events
         self._inside = False
         call = self._parse(buffer)
-        return [call] if call else [OPEN + buffer]
+        return [call] if call else [self._space + OPEN + buffer]
 
     def _step(self, events: list[Event]) -> bool:
         """Take one text or call off the buffer; False when more input is needed."""
@@ -73,23 +77,36 @@ class ToolCallParser:
             raw, self._buffer = self._buffer[:end], self._buffer[end + len(CLOSE) :]
             self._inside = False
             call = self._parse(raw)
-            events.append(call if call else OPEN + raw + CLOSE)
+            if call:
+                self._space = ""
+                events.append(call)
+            else:
+                self._release(events, OPEN + raw + CLOSE)
             return True
         start = self._buffer.find(OPEN)
         if start >= 0:
-            _append_text(events, self._buffer[:start], after_call=self._num_calls > 0)
+            self._release(events, self._buffer[:start])
             self._buffer = self._buffer[start + len(OPEN) :]
             self._inside = True
             return True
         keep = _count_partial(self._buffer)
-        _append_text(events, self._buffer[: len(self._buffer) - keep], after_call=self._num_calls > 0)
+        self._release(events, self._buffer[: len(self._buffer) - keep])
         self._buffer = self._buffer[len(self._buffer) - keep :]
         return False
+
+    def _release(self, events: list[Event], text: str) -> None:
+        """Emit text; once there was a call, hold back white space at its end."""
+        text, self._space = self._space + text, ""
+        if self._num_calls > 0:
+            body = text.rstrip()
+            text, self._space = body, text[len(body) :]
+        if text:
+            events.append(text)
 
     def _parse(self, raw: str) -> CallFound | None:
         try:
             value = json.loads(raw)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
             return None
@@ -98,12 +115,6 @@ class ToolCallParser:
         found = CallFound(self._num_calls, f"call_{secrets.token_hex(12)}", value["name"], text)
         self._num_calls += 1
         return found
-
-
-def _append_text(events: list[Event], text: str, *, after_call: bool) -> None:
-    """Keep text, except the white space between and behind calls."""
-    if text and not (after_call and not text.strip()):
-        events.append(text)
 
 
 def _count_partial(text: str) -> int:

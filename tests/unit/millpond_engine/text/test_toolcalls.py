@@ -27,13 +27,13 @@ def test_calls_are_found_between_text() -> None:
 
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=80))
 def test_the_cut_of_the_pieces_does_not_matter(sizes: list[int]) -> None:
-    whole, pieces = f"a < b {CALL} done", []
+    whole, pieces = f"a < b {CALL} done \n{CALL}\n ", []
     for size in sizes:
         pieces.append(whole[:size])
         whole = whole[size:]
     text, calls = parse([*pieces, whole])
     assert text == "a < b  done"
-    assert [call.name for call in calls] == ["get_weather"]
+    assert [call.name for call in calls] == ["get_weather"] * 2
 
 
 def test_broken_json_stays_text() -> None:
