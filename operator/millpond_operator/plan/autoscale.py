@@ -67,10 +67,18 @@ def judge_scaling(
     current = limits.min_replicas if current is None else current
     memory = keep.note_replicas(memory, [_make_facts(pod) for pod in pods], now)
     memory = keep.note_gateways(memory, [sample.gateway for sample in view.gateways], now)
-    supply, memory = make_supply(pods, current, memory, now)
+    memory = keep.drop_holed_history(memory, now, max_gap_seconds=MAX_GAP_INTERVALS * view.interval_seconds)
+    horizon = compute_horizon(memory.starts)
+    supply, memory = make_supply(
+        pods,
+        current,
+        memory,
+        now,
+        patience_seconds=2 * horizon,
+        startup_seconds=float(snapshot.pool.spec.engine.startup_seconds),
+    )
     ready = {pod.uid: pod.ready_since or now for pod in pods if pod.serving}
     engines = tuple(sample for sample in view.engines if sample.pod_uid in ready)
-    horizon = compute_horizon(memory.starts)
     demand = _make_demand(snapshot, view, memory, frozenset(ready), now)
     demand = demand and _rest_idle(demand, ready, horizon_seconds=horizon, now=now)
     memory = _learn(snapshot, view, engines, demand, memory, ready, limits, now)
@@ -85,13 +93,8 @@ def judge_scaling(
         stale_after_seconds=2 * view.interval_seconds,
     )
     decision, gap = decide(scaling, now), find_gap(scaling, now)
-    memory = keep.note_floor(
-        memory,
-        None if gap is not None else decision.floor,
-        now,
-        window_seconds=limits.stabilization_seconds,
-        max_gap_seconds=MAX_GAP_INTERVALS * view.interval_seconds,
-    )
+    if gap is None:
+        memory = keep.note_floor(memory, decision.floor, now, window_seconds=limits.stabilization_seconds)
     return Judged(
         decision=decision,
         snapshot=scaling,
@@ -119,16 +122,40 @@ def make_limits(role: RoleView) -> ScalingLimits:
     )
 
 
-def make_supply(pods: tuple[Pod, ...], current: int, memory: Memory, now: float) -> tuple[Supply, Memory]:
+def make_supply(
+    pods: tuple[Pod, ...],
+    current: int,
+    memory: Memory,
+    now: float,
+    *,
+    patience_seconds: float,
+    startup_seconds: float,
+) -> tuple[Supply, Memory]:
     """Sort what exists into ready and pending so that together they are the current count.
 
     Pods beyond it (a surge, victims whose deletion has not come) are on their way out. Pods that do not exist yet, or
     that a quota keeps from existing, are pending since they were missed. A replica somebody cordoned serves nobody:
     it is pending as long as it has been there.
+
+    Args:
+        pods: of the role, leaving ones excluded.
+        current: the count decided last.
+        memory: since when replicas are unready or missing.
+        now: time of the decision.
+        patience_seconds: a pending replica that is older is suspect.
+        startup_seconds: how much longer a start may take that is under way: one that loads is not stuck.
     """
     num_ready = min(current, sum(1 for pod in pods if pod.serving))
+    pending = [
+        (pod, now - memory.unready_since.get(pod.uid, pod.created_at)) for pod in pods if not pod.serving
+    ]
     waiting = sorted(
-        (now - memory.unready_since.get(pod.uid, pod.created_at) for pod in pods if not pod.serving),
+        (
+            min(age, patience_seconds)
+            if _is_starting(pod) and age <= patience_seconds + startup_seconds
+            else age
+            for pod, age in pending
+        ),
         reverse=True,
     )[: current - num_ready]
     num_missing = current - num_ready - len(waiting)
@@ -136,6 +163,11 @@ def make_supply(pods: tuple[Pod, ...], current: int, memory: Memory, now: float)
     ages = (*waiting, *((now - since,) * num_missing if since is not None else ()))
     supply = Supply(num_ready, tuple(max(0.0, age) for age in ages), draining=max(0, len(pods) - current))
     return supply, replace(memory, short_since=since)
+
+
+def _is_starting(pod: Pod) -> bool:
+    """Fetching or loading for the first time; whether that takes too long the kubelet decides."""
+    return pod.scheduled and not pod.cordoned and pod.restarts == 0 and any(c.running for c in pod.containers)
 
 
 def _make_facts(pod: Pod) -> keep.ReplicaFacts:

@@ -107,23 +107,26 @@ def note_gateways(memory: Memory, gateways: Sequence[str], now: float) -> Memory
     return replace(memory, gateways_since={name: memory.gateways_since.get(name, now) for name in gateways})
 
 
-def note_floor(
-    memory: Memory, floor: int | None, now: float, *, window_seconds: float, max_gap_seconds: float
-) -> Memory:
-    """Remember the floor of a decision; None for one made without data, which says nothing about the need.
+def drop_holed_history(memory: Memory, now: float, *, max_gap_seconds: float) -> Memory:
+    """Forget the history after a hole: nobody knows what was needed meanwhile, so the window begins anew."""
+    history = memory.history
+    if history and now - history[-1].at > max_gap_seconds:
+        return replace(memory, history=())
+    return memory
 
-    A hole in the history starts it anew: nobody knows what was needed meanwhile. The first record stays, which shows
-    since when the need is known; of the others only those that are higher than every later one, since the maximum of
-    a window is all that is asked for.
+
+def note_floor(memory: Memory, floor: int, now: float, *, window_seconds: float) -> Memory:
+    """Remember the floor of a decision that was made from data.
+
+    The first record stays, which shows since when the need is known; of the others only those that are higher than
+    every later one, since the maximum of a window is all that is asked for.
     """
-    if floor is None:
-        return memory
-    history, latest = memory.history, Recommended(now, floor)
-    if not history or now - history[-1].at > max_gap_seconds:
+    latest, begin = Recommended(now, floor), now - window_seconds
+    if not memory.history:
         return replace(memory, history=(latest,))
-    begin = now - window_seconds
-    higher = [record for record in history[1:] if record.at >= begin and record.replicas > floor]
-    return replace(memory, history=(history[0], *higher, latest))
+    first, *others = memory.history
+    higher = [record for record in others if record.at >= begin and record.replicas > floor]
+    return replace(memory, history=(first, *higher, latest))
 
 
 def note_engines(
