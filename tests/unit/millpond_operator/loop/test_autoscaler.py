@@ -1,0 +1,213 @@
+"""The scaling loop without a cluster: what it asks, keeps and hands on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from tests.support.engine_states import make_engine_state
+from tests.support.operator_builders import SETTINGS, make_pod, make_pool, make_snapshot
+from tests.support.scaled_pool import make_report
+
+from millpond_common.contract.engine_state import EngineState
+from millpond_common.contract.gateway_report import GatewayReport, PoolReport
+from millpond_operator.api.status import dump_status
+from millpond_operator.errors import GatewayCallError
+from millpond_operator.loop.autoscaler import Autoscaler, ScalingSettings
+from millpond_operator.loop.scaling_metrics import ScalingMetrics
+from millpond_operator.observe.reports import ReportCache
+from millpond_operator.plan.planner import plan
+from millpond_operator.plan.snapshot import Pod, PoolSnapshot, Workload
+
+SCALING = {"minReplicas": 1, "maxReplicas": 8}
+GATEWAY = make_pod("gateway", role="", address="10.0.1.1")
+
+
+@dataclass
+class Fleet:
+    """Pools, gateways and engines; stands for observer and callers."""
+
+    pools: dict[str, PoolSnapshot] = field(default_factory=dict)
+    reports: dict[str, PoolReport] = field(default_factory=dict)
+    failure: str | None = None
+    asked: list[str] = field(default_factory=list)
+    marked: list[str] = field(default_factory=list)
+    leads: bool = True
+
+    def add(self, name: str, count: int, rate: float, **spec: Any) -> None:
+        base = make_pool(metadata={"name": name, "uid": f"uid-{name}"},
+                         status={"desiredReplicas": count, "roles": [{"name": "Both"}]}, **spec)  # fmt: skip
+        pods = tuple(make_pod(f"{name}-{n}") for n in range(count))
+        workload = Workload("w", "u", "both", "r", count, "millpond-operator", 1, 1, 0.0, deleting=False)
+        self.pools[name] = make_snapshot(base, pods=pods, workloads=(workload,))
+        self.offer(name, rate)
+
+    def offer(self, name: str, rate: float, **changes: Any) -> None:
+        report = make_report(*self.pools[name].pods, rate=rate, **changes)
+        self.reports[name] = PoolReport(
+            **{f: getattr(report, f) for f in report.__struct_fields__} | {"pool": name}
+        )
+
+    def get_raw(self, namespace: str, name: str) -> dict[str, Any] | None:
+        found = self.pools.get(name)
+        if found is None:
+            return None
+        return {"metadata": {"uid": found.pool.metadata.uid, "generation": found.pool.metadata.generation}}
+
+    def look(self, namespace: str, name: str, now: float) -> PoolSnapshot | None:
+        if name == "broken":
+            raise AssertionError("a bug")
+        return self.pools.get(name)
+
+    def list_gateway_pods(self, namespace: str) -> list[Pod]:
+        return [GATEWAY]
+
+    async def fetch_report(self, address: str) -> GatewayReport:
+        if self.failure is not None:
+            raise GatewayCallError(self.failure)
+        return GatewayReport("g", "1", 0.0, 0.0, synced=True, pools=tuple(self.reports.values()))
+
+    async def fetch_state(self, address: str) -> EngineState:
+        self.asked.append(address)
+        return make_engine_state()
+
+
+def make_autoscaler(fleet: Fleet, registry: CollectorRegistry | None = None, **times: float) -> Autoscaler:
+    settings = ScalingSettings(**({"interval": 0.1, "wake_interval": 0.02} | times))
+    return Autoscaler(
+        fleet,  # type: ignore[arg-type]
+        reports=ReportCache(fleet, time.monotonic),  # type: ignore[arg-type]
+        engines=fleet,
+        metrics=ScalingMetrics(registry or CollectorRegistry()),
+        list_pools=lambda: [("ns", name) for name in fleet.pools],
+        mark=lambda _, name: fleet.marked.append(name),
+        is_leader=lambda: fleet.leads,
+        settings=settings,
+    )
+
+
+async def run_for(autoscaler: Autoscaler, seconds: float) -> None:
+    task = asyncio.create_task(autoscaler.run())
+    await asyncio.sleep(seconds)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def get_count(autoscaler: Autoscaler, fleet: Fleet, name: str) -> int:
+    return autoscaler.decide(fleet.pools[name], 0.0)["Both"].replicas
+
+
+def list_series(registry: CollectorRegistry) -> dict[str, float]:
+    return {
+        f"{sample.name}{{{sample.labels['pool']}}}": sample.value
+        for family in registry.collect()
+        for sample in family.samples
+    }
+
+
+async def test_op_052_two_pools_with_different_targets_are_independent() -> None:
+    fleet, registry = Fleet(), CollectorRegistry()
+    fleet.add("small", 1, 3_000.0, scaling=SCALING | {"maxReplicas": 2})
+    fleet.add("large", 1, 3_000.0, scaling=SCALING)
+    fleet.add("theirs", 2, 400.0, replicas=2)
+    autoscaler = make_autoscaler(fleet, registry)
+    await run_for(autoscaler, 0.3)
+    assert (get_count(autoscaler, fleet, "small"), get_count(autoscaler, fleet, "large")) == (2, 4)
+    assert autoscaler.decide(fleet.pools["theirs"], 0.0) == {}
+    series = list_series(registry)
+    assert series["millpond_operator_scaling_demand_tokens_per_second{theirs}"] == 400.0
+    assert series["millpond_operator_scaling_recommendation_replicas{theirs}"] == 1
+    assert "theirs" not in fleet.marked, "a pool whose count somebody else owns is measured and left alone"
+    reborn = make_pool(metadata={"name": "small", "uid": "another"}, scaling=SCALING)
+    assert autoscaler.decide(make_snapshot(reborn), 0.0) == {}
+
+
+async def test_op_005_limits_that_change_count_at_once() -> None:
+    fleet = Fleet()
+    fleet.add("pool", 1, 3_000.0, scaling=SCALING)
+    autoscaler = make_autoscaler(fleet, interval=60.0)
+    await run_for(autoscaler, 0.2)
+    assert get_count(autoscaler, fleet, "pool") == 4
+    for limits, count in (
+        ({"minReplicas": 6, "maxReplicas": 8}, 6),
+        ({"minReplicas": 1, "maxReplicas": 3}, 3),
+    ):
+        changed = make_pool(metadata={"uid": "uid-pool"}, scaling=limits)
+        assert autoscaler.decide(make_snapshot(changed), 0.0)["Both"].replicas == count
+
+
+async def test_the_bug_of_one_pool_does_not_stop_the_others() -> None:
+    fleet = Fleet()
+    fleet.add("broken", 1, 0.0, scaling=SCALING)
+    fleet.add("fine", 1, 1_500.0, scaling=SCALING)
+    autoscaler = make_autoscaler(fleet, interval=60.0)
+    await run_for(autoscaler, 1.5)  # a traceback with all its values takes a while to print
+    assert get_count(autoscaler, fleet, "fine") == 2
+
+
+async def test_op_063_a_failed_call_is_bridged_for_two_intervals_and_then_named() -> None:
+    fleet, registry = Fleet(), CollectorRegistry()
+    fleet.add("pool", 1, 1_500.0, scaling=SCALING)
+    autoscaler = make_autoscaler(fleet, registry, interval=0.2, wake_interval=0.05)
+    await run_for(autoscaler, 0.3)
+    fleet.failure = "GET http://gateway.invalid:8081/v1/report: name does not resolve"
+    await run_for(autoscaler, 0.2)
+    assert autoscaler.decide(fleet.pools["pool"], 0.0)["Both"].judgements[0].status is True
+    await run_for(autoscaler, 0.6)
+    decision = autoscaler.decide(fleet.pools["pool"], 0.0)["Both"]
+    assert (decision.judgements[0].status, decision.replicas) == (False, 1)
+    assert "gateway.invalid:8081" in decision.judgements[0].message
+    series = list_series(registry)
+    assert "millpond_operator_scaling_demand_tokens_per_second{pool}" not in series, "absent, not zero"
+    assert series["millpond_operator_scaling_active{pool}"] == 0
+
+
+async def test_a_pool_at_zero_is_looked_at_often_and_its_engines_never() -> None:
+    fleet = Fleet()
+    zero = SCALING | {"minReplicas": 0, "coldStartHoldSeconds": 60}
+    fleet.add("pool", 0, 0.0, scaling=zero)
+    fleet.offer("pool", 0.0, last_request_seconds_ago=None)
+    autoscaler = make_autoscaler(fleet, interval=60.0, wake_interval=0.05)
+    task = asyncio.create_task(autoscaler.run())
+    await asyncio.sleep(0.3)
+    assert get_count(autoscaler, fleet, "pool") == 0
+    fleet.offer("pool", 0.0, held_requests=1)
+    await asyncio.sleep(0.4)
+    assert get_count(autoscaler, fleet, "pool") == 1
+    assert fleet.asked == []
+    task.cancel()
+
+
+async def test_an_instance_that_does_not_lead_asks_nobody_and_forgets() -> None:
+    fleet, registry = Fleet(), CollectorRegistry()
+    fleet.add("pool", 1, 1_500.0, scaling=SCALING)
+    autoscaler = make_autoscaler(fleet, registry)
+    await run_for(autoscaler, 0.2)
+    assert fleet.asked
+    fleet.leads = False
+    fleet.asked.clear()
+    await run_for(autoscaler, 0.2)
+    assert fleet.asked == []
+    assert autoscaler.decide(fleet.pools["pool"], 0.0) == {}
+    assert list_series(registry) == {}
+
+
+async def test_op_068_before_the_first_look_the_status_speaks() -> None:
+    fleet = Fleet()
+    fleet.add("pool", 1, 3_000.0, scaling=SCALING)
+    autoscaler = make_autoscaler(fleet)
+    await run_for(autoscaler, 0.2)
+    snapshot = fleet.pools["pool"]
+    planned = plan(snapshot, SETTINGS, 0.0, autoscaler.decide(snapshot, 0.0))
+    assert planned.status is not None
+    left = make_pool(metadata={"uid": "uid-pool"}, status=dump_status(planned.status), scaling=SCALING)
+    fresh = make_autoscaler(fleet)
+    (decision,) = fresh.decide(replace(snapshot, pool=left), 0.0).values()
+    assert decision.replicas == 4
+    assert decision.status == planned.status.scaling
+    assert decision.judgements[0].status is True
