@@ -12,7 +12,7 @@ from millpond_operator.api.pool import PoolMetadata
 from millpond_operator.clients.kube import KubeClient
 from millpond_operator.desired.kinds import POD, POOL, Kind
 from millpond_operator.errors import NotFoundError
-from millpond_operator.plan.actions import Action, Apply, Delete, MarkPod, SetFinalizer
+from millpond_operator.plan.actions import STAGE_REST, Action, Apply, Delete, MarkPod, SetFinalizer
 
 Fence = Callable[[], None]
 """Raises NotLeaderError unless this instance may write."""
@@ -26,6 +26,13 @@ class Holder(Enum):
     NOBODY = "Nobody"
     OURS = "Ours"
     STRANGER = "Stranger"
+
+
+Name = tuple[Kind, str]
+
+
+def _name(apply: Apply) -> Name:
+    return apply.manifest.kind, apply.manifest.name
 
 
 class Executor:
@@ -44,33 +51,40 @@ class Executor:
             NotLeaderError: another instance leads by now.
         """
         actions = tuple(actions)
-        finalizers = [action for action in actions if isinstance(action, SetFinalizer)]
-        for finalizer in (f for f in finalizers if f.present):
-            await self._set_finalizer(pool, present=finalizer.present)
-        found = False
-        await self._all(self._mark(pool, action) for action in actions if isinstance(action, MarkPod))
         applies = [action for action in actions if isinstance(action, Apply)]
+        finalizers = [action for action in actions if isinstance(action, SetFinalizer)]
+        # Looking at names costs a round trip; for what the pods wait for it is made together with the finalizer's.
+        early = [apply for apply in applies if apply.stage < STAGE_REST]
+        wants_finalizer = any(finalizer.present for finalizer in finalizers)
+        holders, _ = await asyncio.gather(
+            self._find_holders(early), self._add_finalizer(pool, wanted=wants_finalizer)
+        )
+        await self._all(self._mark(pool, action) for action in actions if isinstance(action, MarkPod))
         for stage in sorted({apply.stage for apply in applies}):
-            answers = await self._all(self._apply(pool, apply) for apply in applies if apply.stage == stage)
-            found = found or any(answers)
+            due = [apply for apply in applies if apply.stage == stage]
+            holders |= await self._find_holders([apply for apply in due if apply not in early])
+            await self._all(self._apply(apply, holders[_name(apply)]) for apply in due)
         await self._all(self._delete(pool, action) for action in actions if isinstance(action, Delete))
         for finalizer in (f for f in finalizers if not f.present):
             await self._set_finalizer(pool, present=finalizer.present)
-        return found
+        return Holder.STRANGER in holders.values()
 
-    async def _all(self, writes: Iterable[Awaitable[bool]]) -> list[bool]:
+    async def _all(self, writes: Iterable[Awaitable[None]]) -> None:
         """Do independent writes together; every one ends before the first failure is raised."""
         answers = await asyncio.gather(*writes, return_exceptions=True)
         failures = [answer for answer in answers if isinstance(answer, BaseException)]
         if failures:
             raise failures[0]
-        return [answer for answer in answers if isinstance(answer, bool)]
 
-    async def _apply(self, pool: PoolMetadata, apply: Apply) -> bool:
-        manifest = apply.manifest
-        holder = Holder.OURS if apply.uid is not None else await self._find_holder(apply)
+    async def _find_holders(self, applies: list[Apply]) -> dict[Name, Holder]:
+        """Who holds each name; what the snapshot knows is ours."""
+        found = await asyncio.gather(*(self._find_holder(apply) for apply in applies))
+        return {_name(apply): holder for apply, holder in zip(applies, found, strict=True)}
+
+    async def _apply(self, apply: Apply, holder: Holder) -> None:
         if holder is Holder.STRANGER:
-            return True
+            return
+        manifest = apply.manifest
         body = dict(manifest.body)
         if apply.uid is not None:
             body["metadata"] = {**body["metadata"], "uid": apply.uid}
@@ -86,10 +100,10 @@ class Executor:
             force=holder is Holder.OURS,
         )
         self._remember(manifest.kind, answer)
-        return False
 
     async def _find_holder(self, apply: Apply) -> Holder:
-        """Who holds a name that the snapshot took for free."""
+        if apply.uid is not None:
+            return Holder.OURS
         manifest = apply.manifest
         try:
             existing = await self._kube.get(manifest.kind, manifest.namespace, manifest.name)
@@ -102,7 +116,7 @@ class Executor:
         self._remember(manifest.kind, existing)
         return Holder.STRANGER
 
-    async def _mark(self, pool: PoolMetadata, mark: MarkPod) -> bool:
+    async def _mark(self, pool: PoolMetadata, mark: MarkPod) -> None:
         metadata = {"uid": mark.uid, "labels": dict(mark.labels), "annotations": dict(mark.annotations)}
         self._fence()
         try:
@@ -110,14 +124,16 @@ class Executor:
                 POD, pool.namespace, mark.name, {"metadata": metadata}, manager=MANAGER
             )
         except NotFoundError:
-            return False  # it left by itself
+            return  # it left by itself
         self._remember(POD, answer)
-        return False
 
-    async def _delete(self, pool: PoolMetadata, action: Delete) -> bool:
+    async def _delete(self, pool: PoolMetadata, action: Delete) -> None:
         self._fence()
         await self._kube.delete(action.kind, pool.namespace, action.name, uid=action.uid)
-        return False
+
+    async def _add_finalizer(self, pool: PoolMetadata, *, wanted: bool) -> None:
+        if wanted:
+            await self._set_finalizer(pool, present=True)
 
     async def _set_finalizer(self, pool: PoolMetadata, *, present: bool) -> None:
         body = {

@@ -97,7 +97,7 @@ class Observer:
         pods = self._list_pods(namespace, name)
         workloads = self._list_workloads(namespace, name)
         settled = is_settled(pool)
-        gateway = await self._view_gateway(pool, settled=settled)
+        gateway = await self._view_gateway(pool, settled=settled or not pods)
         self._ask(pool, pods, gateway)
         answers = {pod.uid: answer for pod in pods if (answer := self._prober.get_answer(pod)) is not None}
         missing_secrets, missing_claims = await self._find_missing(pool, settled=settled)

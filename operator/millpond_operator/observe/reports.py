@@ -12,6 +12,8 @@ from millpond_operator.clients.gateway import GatewayCaller
 from millpond_operator.errors import GatewayCallError
 from millpond_operator.plan.snapshot import GatewayView, Pod
 
+SILENT_SECONDS = 5.0
+"""Pause after a gateway did not answer."""
 Clock = Callable[[], float]
 
 
@@ -55,10 +57,16 @@ class ReportCache:
         """The report of each ready gateway pod, or why it has none, at most `max_age` seconds old."""
         ready = [pod for pod in pods if pod.ready and not pod.deleting and pod.address]
         async with self._locks[namespace]:
-            old = self._clock() - max_age
-            due = [pod for pod in ready if (k := self._kept.get(pod.uid)) is None or k.at < old]
+            due = [pod for pod in ready if self._is_due(pod, max_age)]
             await asyncio.gather(*(self._fetch(pod) for pod in due))
         return tuple(self._kept[pod.uid] for pod in ready)
+
+    def _is_due(self, pod: Pod, max_age: float) -> bool:
+        kept = self._kept.get(pod.uid)
+        if kept is None:
+            return True
+        # A gateway that hangs costs its time-out, so it is not asked at every look.
+        return kept.at < self._clock() - (max(max_age, SILENT_SECONDS) if kept.error else max_age)
 
     def forget_others(self, living: set[str]) -> None:
         """Drop reports of pods that are gone."""

@@ -10,6 +10,9 @@ from millpond_operator.api.status import PoolStatus
 from millpond_operator.desired.kinds import Kind
 from millpond_operator.desired.manifest import Manifest
 
+STAGE_FIRST, STAGE_WORKLOADS, STAGE_REST = 0, 1, 2
+"""What pods need before they start, the workloads, and what may come after them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Apply:

@@ -11,12 +11,10 @@ from millpond_operator.desired.gateway import GATEWAY_KINDS, make_gateway
 from millpond_operator.desired.kinds import BUDGET, CLAIM, CONFIG_MAP, NETWORK_POLICY
 from millpond_operator.desired.manifest import Manifest, Owner
 from millpond_operator.desired.workload import RevisionRecord
-from millpond_operator.plan.actions import Apply, Delete
+from millpond_operator.plan.actions import STAGE_FIRST, STAGE_REST, Apply, Delete
 from millpond_operator.plan.drift import has_drifted
 from millpond_operator.plan.settings import PlanSettings
 from millpond_operator.plan.snapshot import Child, PoolSnapshot
-
-STAGE_FIRST, STAGE_WORKLOADS, STAGE_REST = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)

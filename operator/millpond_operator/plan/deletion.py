@@ -11,8 +11,7 @@ from millpond_operator.desired.children import make_owner
 from millpond_operator.desired.kinds import DEPLOYMENT
 from millpond_operator.desired.pod import GRACE_MARGIN_SECONDS
 from millpond_operator.desired.workload import make_workload_manifest
-from millpond_operator.plan.actions import Action, Apply, Delete, SetFinalizer
-from millpond_operator.plan.children import STAGE_WORKLOADS
+from millpond_operator.plan.actions import STAGE_WORKLOADS, Action, Apply, Delete, SetFinalizer
 from millpond_operator.plan.settings import PlanSettings
 from millpond_operator.plan.snapshot import PoolSnapshot
 from millpond_operator.plan.victims import mark_victims

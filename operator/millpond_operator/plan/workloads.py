@@ -19,9 +19,9 @@ from millpond_operator.desired.workload import (
     make_workload_manifest,
     parse_record,
 )
-from millpond_operator.plan.actions import Action, Apply, Delete, EventNote
+from millpond_operator.plan.actions import STAGE_FIRST, STAGE_WORKLOADS, Action, Apply, Delete, EventNote
 from millpond_operator.plan.answering import list_answering
-from millpond_operator.plan.children import STAGE_FIRST, STAGE_WORKLOADS, describe_foreign, is_ours
+from millpond_operator.plan.children import describe_foreign, is_ours
 from millpond_operator.plan.drift import has_drifted
 from millpond_operator.plan.rollout import RoleCounts, RoleInput, plan_counts
 from millpond_operator.plan.scale import ReplicaDecision

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from kubernetes import client
 from tests.support.kube import wait_for
 from tests.support.operator_world import POOL_API, World
 
 from millpond_common.contract import labels
+from millpond_operator.desired.kinds import EVENT, LEASE, NODE, SECRET
+from millpond_operator.loop.resync import WATCHED
 
 pytestmark = pytest.mark.cluster
 
@@ -216,27 +219,6 @@ def test_op_049_the_scale_subresource_selects_the_engine_pods_and_no_others(worl
     names = {pod["metadata"]["name"] for pod in selected}
     assert names == {pod["metadata"]["name"] for pod in world.list_pods("measured")}
     assert (scale.spec.replicas, scale.status.replicas) == (2, 2)
-    hpa = {
-        "apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": {"name": "measured"},
-        "spec": {
-            "scaleTargetRef": {"apiVersion": POOL_API[0], "kind": POOL_API[1], "name": "measured"},
-            "minReplicas": 1, "maxReplicas": 4,
-            "metrics": [{"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 50}}}],
-        },
-    }  # fmt: skip
-    world.kube.create(hpa)
-
-    def find_condition() -> dict[str, object] | None:
-        found = world.kube.get("autoscaling/v2", "HorizontalPodAutoscaler", "measured").get("status") or {}
-        return next((c for c in found.get("conditions") or [] if c["type"] == "AbleToScale"), None)
-
-    condition = wait_for("the HPA has looked", find_condition, seconds=40)
-    assert condition["status"] == "True", condition
-    conditions = world.kube.get("autoscaling/v2", "HorizontalPodAutoscaler", "measured")["status"][
-        "conditions"
-    ]
-    assert "InvalidSelector" not in {c["reason"] for c in conditions}
-    world.kube.delete("autoscaling/v2", "HorizontalPodAutoscaler", "measured")
 
 
 def test_op_093_a_pool_without_room_waits_with_a_reason_and_starts_by_itself(world: World) -> None:
@@ -248,3 +230,15 @@ def test_op_093_a_pool_without_room_waits_with_a_reason_and_starts_by_itself(wor
     world.wait_reason("second", "Unschedulable")
     taken.clear()
     world.wait_ready("second")
+
+
+def test_op_007_the_operator_uses_no_api_that_may_be_missing(world: World) -> None:
+    """KEDA, monitors, gangs of pods: none is installed here, none is asked for, and pools work."""
+    optional = {"keda.sh", "monitoring.coreos.com", "leaderworkerset.x-k8s.io", "scheduling.volcano.sh"}
+    served = {group.name for group in client.ApisApi(world.kube.api_client).get_api_versions().groups}
+    if optional <= served:
+        pytest.skip("every optional API is installed in this cluster")
+    world.create("spartan", replicas=1)
+    world.wait_ready("spartan")
+    known = {kind.name for kind in (*WATCHED, EVENT, LEASE, SECRET, NODE)}
+    assert {kind for _, kind in world.count_calls()} <= known
