@@ -76,7 +76,7 @@ def chunk_configs(shape: AttentionShape, dtype: torch.dtype, *, arch: Architectu
     else:
         wide = [64, 128] if shape.head_dim <= 128 else [64]
     sizes = [least, *(size for size in wide if size > least)]
-    return [AttentionConfig(size, tile, _options(size, dtype, arch=arch)) for size in sizes]
+    return [AttentionConfig(size, tile, _options(size, shape, dtype, arch=arch)) for size in sizes]
 
 
 def choose_chunk_config(
@@ -91,7 +91,9 @@ def choose_chunk_config(
 def decode_config(shape: AttentionShape, dtype: torch.dtype, *, arch: Architecture) -> AttentionConfig:
     """The form of the decode program for a model."""
     least = max(16, pad(shape.group))
-    return AttentionConfig(least, choose_tile(shape.head_dim, dtype), _options(least, dtype, arch=arch))
+    return AttentionConfig(
+        least, choose_tile(shape.head_dim, dtype), _options(least, shape, dtype, arch=arch)
+    )
 
 
 def segments_per_program(rows: int, num_kv_heads: int) -> int:
@@ -116,8 +118,9 @@ def supports(shape: AttentionShape, dtype: torch.dtype) -> str | None:
     return None
 
 
-def _options(block_m: int, dtype: torch.dtype, *, arch: Architecture) -> LaunchOptions:
-    num_warps = 8 if block_m >= 128 else 4
+def _options(block_m: int, shape: AttentionShape, dtype: torch.dtype, *, arch: Architecture) -> LaunchOptions:
+    """Enough threads that the accumulator takes at most half of their registers."""
+    num_warps = 8 if block_m * pad(shape.head_dim) >= 128 * 128 else 4
     if arch is Architecture.CDNA:
         return LaunchOptions(num_warps, num_stages=1)
     if dtype == torch.float32 or (arch is Architecture.AMPERE and block_m >= 64):
