@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from millpond_common.contract.engine_config import EngineConfig, KvCacheConfig, SchedulingConfig
-from millpond_engine.kernels.gpu.configs import Architecture
+from millpond_engine.kernels.gpu.configs import Architecture, detect_architecture
 from millpond_engine.kernels.gpu.ops import GpuOps
 from millpond_engine.model.config import ModelConfig
 from millpond_engine.model.decoder import Decoder
@@ -23,7 +24,7 @@ from millpond_engine.model.layers import WeightReader
 from millpond_engine.model.load import _LOADERS, load_weights, open_model
 from millpond_engine.runner.cuda_load import LoadedModel, make_runner
 from millpond_engine.runner.cuda_runner import CudaRunner
-from millpond_engine.runner.cuda_runtime import Fetched
+from millpond_engine.runner.cuda_runtime import CudaRuntime, DeviceRuntime, Fetched
 from millpond_engine.runner.load import make_attention_shape, make_rope
 from millpond_engine.runner.memory import PoolSize
 
@@ -123,13 +124,14 @@ def make_config(path: Path | str, *, host_blocks: int = 8, **options: Any) -> En
     )
 
 
-def load_on_cpu(path: Path, config: EngineConfig, dtype: torch.dtype = torch.float32) -> LoadedModel:
-    """The GPU path's own loading, on CPU tensors."""
-    opened = open_model(path)
-    model = load_weights(opened, GpuOps(), dtype=dtype, device=torch.device("cpu"))
+def load_here(path: Path, config: EngineConfig, runtime: DeviceRuntime) -> LoadedModel:
+    """The GPU path's own loading in float32, onto the runtime's device."""
+    opened, device = open_model(path), runtime.device
+    model = load_weights(opened, GpuOps(), dtype=torch.float32, device=device)
     shape = make_attention_shape(opened.config, config.kv_cache.block_tokens)
-    rope = make_rope(opened.config, model, 256)
-    return LoadedModel(model, shape, dtype, rope, 256, Architecture.HOPPER)
+    rope = make_rope(opened.config, model, 256).to(device)
+    arch = Architecture.HOPPER if device.type == "cpu" else detect_architecture(device)
+    return LoadedModel(model, shape, torch.float32, rope, 256, arch)
 
 
 def load_fake(
@@ -143,7 +145,25 @@ def load_fake(
     return LoadedModel(model, shape, dtype, rope, 256, Architecture.HOPPER)
 
 
-def make_cpu_runner(path: Path, *, blocks: int = 40, **options: Any) -> tuple[CudaRunner, EagerRuntime]:
-    """The whole GPU runner on CPU tensors; its programs need Triton's interpreter."""
-    config, runtime = make_config(path, **options), EagerRuntime()
-    return make_runner(config, load_on_cpu(path, config), runtime, PoolSize(blocks, "the test")), runtime
+class CountingRuntime(CudaRuntime):
+    """A GPU that counts what it repeats."""
+
+    num_replays = 0
+
+    def capture(self, body: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        replay = super().capture(body)
+
+        def count() -> torch.Tensor:
+            self.num_replays += 1
+            return replay()
+
+        return count
+
+
+def make_test_runner(path: Path, *, blocks: int = 40, **options: Any) -> tuple[CudaRunner, Any]:
+    """The whole GPU runner: under Triton's interpreter on CPU tensors, otherwise on the GPU."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    runtime = EagerRuntime() if interpreted else CountingRuntime(torch.device("cuda", 0))
+    config = make_config(path, **options)
+    loaded = load_here(path, config, runtime)
+    return make_runner(config, loaded, runtime, PoolSize(blocks, "the test")), runtime

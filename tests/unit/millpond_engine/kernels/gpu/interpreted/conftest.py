@@ -1,13 +1,21 @@
-"""Teach the interpreter products of bfloat16: it keeps them as 16-bit integers and multiplies those."""
+"""Where the cases run: under Triton's interpreter on the CPU, or without it on a GPU (`tests/gpu`).
+
+The interpreter keeps bfloat16 as 16-bit integers and multiplies those; here it learns better.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import triton.language as tl
 from triton.runtime import interpreter
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def _widen(handle: Any) -> Any:
@@ -18,7 +26,7 @@ def _widen(handle: Any) -> Any:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _bfloat16_products() -> Any:
+def _bfloat16_products() -> Iterator[None]:
     plain = interpreter.InterpreterBuilder.create_dot
 
     def create_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
@@ -27,3 +35,13 @@ def _bfloat16_products() -> Any:
     interpreter.InterpreterBuilder.create_dot = create_dot
     yield
     interpreter.InterpreterBuilder.create_dot = plain
+
+
+@pytest.fixture(autouse=True)
+def _device(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tensors of kernel cases lie where the kernels run; a runner places its own."""
+    if INTERPRETED or request.module.__name__.endswith("runner_cases"):
+        yield
+    else:
+        with torch.device("cuda"):
+            yield

@@ -1,4 +1,4 @@
-"""The whole GPU runner, its programs under the interpreter, against the CPU's runner: the same tokens."""
+"""The whole GPU runner, its programs under the interpreter or on a GPU, against the CPU's runner: the same tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.support.gpu_runtimes import make_cpu_runner
+from tests.support.gpu_runtimes import make_test_runner
 from tests.support.plan_driver import PlanDriver, generate
 
 from millpond_common.contract.engine_config import EngineConfig, KvCacheConfig
@@ -43,7 +43,7 @@ def test_tokens_equal_the_cpu_runner_chunked_mixed_and_recorded(
 ) -> None:
     path, _ = tiny_model(variant)
     prompts = make_prompts(17, 5, 33)
-    runner, runtime = make_cpu_runner(path)
+    runner, runtime = make_test_runner(path)
     recorded = runtime.num_replays
     assert generate(runner, prompts, 3, budget=24) == generate(make_oracle(path), prompts, 3, budget=24)
     assert runtime.num_replays > recorded
@@ -53,7 +53,7 @@ def test_swap_fork_and_recompute_leave_the_tokens_alone(tiny_model: Callable[[st
     path, _ = tiny_model("qwen2")
     prompts = make_prompts(18, 3)
     expected = generate(make_oracle(path), prompts, 4)
-    driver = PlanDriver(make_cpu_runner(path)[0], poison=True)
+    driver = PlanDriver(make_test_runner(path)[0], poison=True)
     rows = [driver.add(prompt, 4) for prompt in prompts]
     driver.step()
     driver.swap(rows[0])
@@ -68,7 +68,7 @@ def test_swap_fork_and_recompute_leave_the_tokens_alone(tiny_model: Callable[[st
 def test_a_step_is_launched_before_the_last_is_read(tiny_model: Callable[[str], Any]) -> None:
     path, _ = tiny_model("llama")
     prompt = make_prompts(9)[0]
-    runner, _ = make_cpu_runner(path)
+    runner, _ = make_test_runner(path)
     new = NewRow(0, GREEDY, 0, tuple(prompt), 9, (3,))
     pending = [runner.launch(StepPlan(0, (RowStep(0, 0, 9),), (new,)))]
     pending.extend(runner.launch(StepPlan(1 + i, (RowStep(0, 9 + i, 1),))) for i in range(2))
@@ -90,7 +90,7 @@ def test_reports_and_edits_equal_the_cpu_runner(tiny_model: Callable[[str], Any]
         num_prompt_logprobs=2,
     )
     results = []
-    for runner in (make_cpu_runner(path)[0], make_oracle(path)):
+    for runner in (make_test_runner(path)[0], make_oracle(path)):
         driver = PlanDriver(runner)
         rows = [
             driver.add(make_prompts(12)[0], 3, sampling, stop_token_ids=(3,), min_tokens=2),
@@ -118,14 +118,14 @@ def test_random_choice_depends_on_the_row_alone_and_beams_report(tiny_model: Cal
     sampling = SamplingParams(temperature=0.9, top_p=0.8, top_k=50, min_p=0.01)
     outputs = []
     for extra in (0, 1):
-        driver = PlanDriver(make_cpu_runner(path)[0])
+        driver = PlanDriver(make_test_runner(path)[0])
         row = driver.add(prompt, 3, sampling, seed=(1 << 47) + 11)
         for _ in range(extra):
             driver.add(prompt, 3, sampling, seed=5)
         driver.run()
         outputs.append(row.output)
     assert outputs[0] == outputs[1]
-    runner, _ = make_cpu_runner(path)
+    runner, _ = make_test_runner(path)
     new = NewRow(1, GREEDY, 0, tuple(prompt), 6, (2,))
     step = runner.launch(StepPlan(0, (RowStep(1, 0, 6, num_branches=3),), (new,)))
     branches = step.result().rows[0].branches
@@ -136,7 +136,7 @@ def test_random_choice_depends_on_the_row_alone_and_beams_report(tiny_model: Cal
 
 def test_a_row_without_a_choice_fails_alone(tiny_model: Callable[[str], Any]) -> None:
     path, _ = tiny_model("llama")
-    runner, _ = make_cpu_runner(path)
+    runner, _ = make_test_runner(path)
     nothing = SamplingParams(temperature=0.0, allowed_token_ids=(4,), bad_words=((4,),))
     news = (NewRow(0, nothing, 0, (1, 2), 2, (0,)), NewRow(1, GREEDY, 0, (1, 2), 2, (1,)))
     result = runner.launch(StepPlan(0, (RowStep(0, 0, 2), RowStep(1, 0, 2)), news)).result()
