@@ -12,7 +12,15 @@ from millpond_operator.api.pool import PoolMetadata
 from millpond_operator.clients.kube import KubeClient
 from millpond_operator.desired.kinds import POD, POOL, Kind
 from millpond_operator.errors import NotFoundError
-from millpond_operator.plan.actions import STAGE_REST, Action, Apply, Delete, MarkPod, SetFinalizer
+from millpond_operator.plan.actions import (
+    STAGE_FIRST,
+    STAGE_REST,
+    Action,
+    Apply,
+    Delete,
+    MarkPod,
+    SetFinalizer,
+)
 
 Fence = Callable[[], None]
 """Raises NotLeaderError unless this instance may write."""
@@ -53,21 +61,30 @@ class Executor:
         actions = tuple(actions)
         applies = [action for action in actions if isinstance(action, Apply)]
         finalizers = [action for action in actions if isinstance(action, SetFinalizer)]
-        # Looking at names costs a round trip; for what the pods wait for it is made together with the finalizer's.
-        early = [apply for apply in applies if apply.stage < STAGE_REST]
         wants_finalizer = any(finalizer.present for finalizer in finalizers)
         holders, _ = await asyncio.gather(
-            self._find_holders(early), self._add_finalizer(pool, wanted=wants_finalizer)
+            self._prepare(applies), self._add_finalizer(pool, wanted=wants_finalizer)
         )
         await self._all(self._mark(pool, action) for action in actions if isinstance(action, MarkPod))
-        for stage in sorted({apply.stage for apply in applies}):
+        for stage in sorted({apply.stage for apply in applies} - {STAGE_FIRST}):
             due = [apply for apply in applies if apply.stage == stage]
-            holders |= await self._find_holders([apply for apply in due if apply not in early])
+            holders |= await self._find_holders([apply for apply in due if _name(apply) not in holders])
             await self._all(self._apply(apply, holders[_name(apply)]) for apply in due)
         await self._all(self._delete(pool, action) for action in actions if isinstance(action, Delete))
         for finalizer in (f for f in finalizers if not f.present):
             await self._set_finalizer(pool, present=finalizer.present)
         return Holder.STRANGER in holders.values()
+
+    async def _prepare(self, applies: list[Apply]) -> dict[Name, Holder]:
+        """Make what pods need, which has no effect of its own yet, while the finalizer is on its way.
+
+        Looking at names costs a round trip, so the workloads' are looked at here too.
+        """
+        early = [apply for apply in applies if apply.stage < STAGE_REST]
+        holders = await self._find_holders(early)
+        first = [apply for apply in early if apply.stage == STAGE_FIRST]
+        await self._all(self._apply(apply, holders[_name(apply)]) for apply in first)
+        return holders
 
     async def _all(self, writes: Iterable[Awaitable[None]]) -> None:
         """Do independent writes together; every one ends before the first failure is raised."""

@@ -13,8 +13,8 @@ from millpond_common.contract.gateway_report import EndpointReport, PoolReport
 from millpond_operator.api.pool import InferencePool
 from millpond_operator.desired.kinds import Kind
 
-MAX_GATEWAY_OWNERS = 8
-"""Pools that own a namespace's gateway together."""
+MAX_GATEWAY_OWNERS = 2
+"""Pools that own a namespace's gateway together; a leaving one is replaced while it drains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +174,8 @@ class PoolSnapshot:
     """None when the pool wants no gateway."""
     count_manager: str = ""
     """Field manager that set the pool's `spec.replicas` last through the scale subresource; empty when none did."""
+    scalers: tuple[str, ...] = ()
+    """HorizontalPodAutoscalers that target the pool, those KEDA made included."""
     gateway_pools: tuple[SiblingPool, ...] = ()
     """Pools of the namespace that want the gateway, those that stay first, then by age; at most MAX_GATEWAY_OWNERS."""
     probes: Mapping[str, ProbeAnswer] = field(default_factory=dict)
