@@ -46,6 +46,7 @@ ROLE_BINDING = Kind("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindi
 SECRET = Kind("", "v1", "Secret", "secrets")
 NODE = Kind("", "v1", "Node", "nodes", namespaced=False)
 EVENT = Kind("", "v1", "Event", "events")
+SCALER = Kind("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
 LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 
 CHILDREN = (

@@ -22,6 +22,7 @@ from millpond_operator.errors import GatewayCallError
 from millpond_operator.loop.scaling_metrics import ScalingMetrics
 from millpond_operator.observe.observer import Observer
 from millpond_operator.observe.reports import ReportCache
+from millpond_operator.observe.scalers import ScalerWatcher
 from millpond_operator.plan.autoscale import Judged, ScalingView, judge_scaling
 from millpond_operator.plan.planner import Decisions
 from millpond_operator.plan.publish import Published, publish
@@ -69,6 +70,7 @@ class Autoscaler:
         *,
         reports: ReportCache,
         engines: EngineCaller,
+        scalers: ScalerWatcher,
         metrics: ScalingMetrics,
         list_pools: Callable[[], Iterable[Key]],
         mark: Callable[[str, str], None],
@@ -78,6 +80,7 @@ class Autoscaler:
         self._observer = observer
         self._reports = reports
         self._engines = engines
+        self._scalers = scalers
         self._metrics = metrics
         self._list_pools = list_pools
         self._mark = mark
@@ -187,6 +190,14 @@ class Autoscaler:
         self._publish(kept, role, judged, key, now)
         if role.scaling is not None and judged.decision.replicas == 0:
             kept.due_at = started + settings.wake_interval
+        await self._find_rivals(key)
+
+    async def _find_rivals(self, key: Key) -> None:
+        """See whether an HPA came or went: the conditions name it."""
+        before = self._scalers.get_names(*key)
+        await self._scalers.refresh(key[0])
+        if self._scalers.get_names(*key) != before:
+            self._mark(*key)
 
     def _publish(self, kept: _Kept, role: RoleView, judged: Judged, key: Key, now: float) -> None:
         before = kept.published

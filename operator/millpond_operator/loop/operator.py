@@ -30,6 +30,7 @@ from millpond_operator.observe.probes import Prober
 from millpond_operator.observe.progress import FetchProgress
 from millpond_operator.observe.references import ReferenceChecker
 from millpond_operator.observe.reports import ReportCache
+from millpond_operator.observe.scalers import ScalerWatcher
 from millpond_operator.observe.store import Store
 
 LOG = structlog.get_logger(__name__)
@@ -70,6 +71,7 @@ class Operator:
             clock=time.monotonic,
             period_seconds=settings.resync_seconds,
         )
+        self.scalers = ScalerWatcher(self.kube, time.monotonic, keep_seconds=2 * settings.scaling.interval)
         observer = self._make_observer()
         self.autoscaler = self._make_autoscaler(observer, gateway)
         self.manager = Manager(
@@ -92,6 +94,7 @@ class Operator:
             references=ReferenceChecker(self.kube, time.monotonic),
             nodes=NodeWatcher(self.kube, time.monotonic, enabled=self.settings.is_cluster_wide),
             progress=FetchProgress(self.kube, time.monotonic),
+            scalers=self.scalers,
         )
 
     def _make_autoscaler(self, observer: Observer, engines: EngineCaller) -> Autoscaler:
@@ -99,6 +102,7 @@ class Operator:
             observer,
             reports=self.reports,
             engines=engines,
+            scalers=self.scalers,
             metrics=ScalingMetrics(self.metrics.registry),
             list_pools=lambda: self.store.keys(POOL),
             mark=self.mark,

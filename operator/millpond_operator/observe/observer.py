@@ -20,6 +20,7 @@ from millpond_operator.observe.probes import Prober, ProbeTarget
 from millpond_operator.observe.progress import FetchProgress
 from millpond_operator.observe.references import ReferenceChecker
 from millpond_operator.observe.reports import ReportCache
+from millpond_operator.observe.scalers import ScalerWatcher
 from millpond_operator.observe.store import GATEWAY_OWNER, Store
 from millpond_operator.plan.capacity import compute_capacity
 from millpond_operator.plan.problems import find_problems
@@ -50,6 +51,7 @@ class Observer:
         references: ReferenceChecker,
         nodes: NodeWatcher,
         progress: FetchProgress,
+        scalers: ScalerWatcher,
     ) -> None:
         self._store = store
         self._reports = reports
@@ -57,6 +59,7 @@ class Observer:
         self._references = references
         self._nodes = nodes
         self._progress = progress
+        self._scalers = scalers
 
     def get_raw(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         """The pool as the API server holds it; None when it is gone."""
@@ -114,6 +117,7 @@ class Observer:
             missing_secrets=missing_secrets,
             missing_claims=missing_claims,
             capacity=await self._find_capacity(pool, pods, workloads),
+            scalers=self._scalers.get_names(namespace, name),
             count_manager=self._find_count_manager(namespace, name),
         )
 

@@ -89,6 +89,9 @@ def judge_degraded(facts: Facts) -> Judgement:
     problems = facts.problems
     if problems:
         return Judgement(kind, True, problems[0].reason, problems[0].message)
+    rivals = describe_rivals(facts)
+    if rivals:
+        return Judgement(kind, True, ConditionReason.CONFLICT, rivals)
     ignored = list_ignored(facts)
     if ignored:
         text = f"not served by this release and ignored: {', '.join(ignored)}"
@@ -96,6 +99,20 @@ def judge_degraded(facts: Facts) -> Judgement:
     return Judgement(
         kind, False, ConditionReason.HEALTHY, "every replica that should run does, or is starting"
     )
+
+
+def describe_rivals(facts: Facts) -> str:
+    """Scalers that want a count somebody else owns; empty where there is at most one owner."""
+    scalers, spec = facts.snapshot.scalers, facts.pool.spec
+    names = ", ".join(scalers)
+    if scalers and spec.scaling is not None:
+        return (
+            f"HorizontalPodAutoscaler {names} targets the pool, whose count spec.scaling owns, and can write nothing:"
+            " delete it, or write replicas instead of scaling"
+        )
+    if len(scalers) > 1:
+        return f"HorizontalPodAutoscalers {names} all target the pool and undo one another: keep one"
+    return ""
 
 
 def list_ignored(facts: Facts) -> list[str]:

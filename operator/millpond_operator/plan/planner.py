@@ -16,7 +16,7 @@ from millpond_operator.plan.deletion import plan_deletion
 from millpond_operator.plan.facts import Facts
 from millpond_operator.plan.notes import note_scaling, note_transitions
 from millpond_operator.plan.ready import judge_ready
-from millpond_operator.plan.scale import ReplicaDecision, decide_replicas, find_current
+from millpond_operator.plan.scale import ReplicaDecision, decide_replicas, find_current, find_owner
 from millpond_operator.plan.settings import PlanSettings
 from millpond_operator.plan.snapshot import PoolSnapshot
 from millpond_operator.plan.status import make_status
@@ -49,7 +49,7 @@ def _plan_roles(
     made, roles = [], []
     for role in list_roles(snapshot.pool):
         current = find_current(snapshot, role.role.lower())
-        decision = decide_replicas(role, current, decisions.get(role.role), snapshot.count_manager)
+        decision = decide_replicas(role, current, decisions.get(role.role), find_owner(snapshot))
         made.append(decision)
         roles.append(plan_role(snapshot, role, decision, settings))
     return tuple(made), tuple(roles)

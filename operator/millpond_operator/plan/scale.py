@@ -37,8 +37,15 @@ def find_current(snapshot: PoolSnapshot, role: str) -> int | None:
     return sum(wanted) if wanted else None
 
 
+def find_owner(snapshot: PoolSnapshot) -> str:
+    """Who sets the count through the scale subresource: the HPAs that are there, else a program that did last."""
+    if snapshot.scalers:
+        return "HorizontalPodAutoscaler " + ", ".join(snapshot.scalers)
+    return "" if snapshot.count_manager.startswith(PEOPLE) else snapshot.count_manager
+
+
 def decide_replicas(
-    role: RoleView, current: int | None, decision: ReplicaDecision | None, count_manager: str = ""
+    role: RoleView, current: int | None, decision: ReplicaDecision | None, owner: str = ""
 ) -> ReplicaDecision:
     """The count of one role with the conditions that explain it.
 
@@ -46,12 +53,12 @@ def decide_replicas(
         role: its fixed count or its limits.
         current: replicas wanted until now; None for a role that never had any.
         decision: the autoscaler's, if one was made.
-        count_manager: who set the count last through the scale subresource.
+        owner: who sets a fixed count through the scale subresource; empty when nobody does.
     """
     if role.scaling is None:
         assert role.replicas is not None, "a role without scaling has a count"
-        if count_manager and not count_manager.startswith(PEOPLE):
-            text = f"spec.replicas was last set through the scale subresource by {count_manager}; Millpond never writes it"
+        if owner:
+            text = f"spec.replicas is set through the scale subresource by {owner}; Millpond never writes it"
             return ReplicaDecision(role.replicas, _judge(False, ConditionReason.EXTERNAL_SCALER, text))
         message = "the count is fixed; change spec.replicas, or let an HPA or KEDA own it through the scale subresource"
         return ReplicaDecision(role.replicas, _judge(False, ConditionReason.FIXED_REPLICAS, message))

@@ -152,17 +152,23 @@ def test_op_063_without_data_the_count_is_held_and_the_address_named(scaled: Wor
     wait_count(scaled, "blind", 1)
 
 
-def test_op_068_a_new_operator_keeps_the_count_until_data_is_fresh(crds: Cluster) -> None:
+def test_op_068_as_023_a_new_operator_keeps_the_count_until_data_is_fresh_and_wakes_what_is_asked_for(
+    crds: Cluster,
+) -> None:
     world = World(crds.kubeconfig, start_operator=False)
     try:
         world.start_operator(scaling=FAST)
+        world.create("asleep", scaling=ZERO)
         offer(world, "kept", 4_500.0)
         world.create("kept", scaling=SCALING)
         wait_count(world, "kept", 6)
         world.wait_ready("kept")
         world.operator.stop()
         offer(world, "kept", 0.0, uncached_tokens_per_second_15=None, uncached_tokens_per_second_60=None)
+        world.gateway.quiet_pools.add("asleep")
+        offer(world, "asleep", 0.0, held_requests=1, held_tokens=9)
         world.start_operator(scaling=FAST, identity="next")
+        wait_count(world, "asleep", 1)
         world.wait_reason("kept", "NoData", kind="ScalingActive")
         time.sleep(3)
         assert len(world.list_pods("kept")) == 6
@@ -191,6 +197,8 @@ def test_op_049_op_050_a_real_hpa_owns_a_fixed_count_and_never_a_scaled_one(scal
     selector = scaled.get("theirs")["status"]["selector"]
     assert len(scaled.kube.list("v1", "Pod", label_selector=selector)) == 3
 
+    conflict = scaled.wait_reason("ours", "Conflict", kind="Degraded")
+    assert "HorizontalPodAutoscaler ours" in conflict["message"]
     refused = wait_for("the other HPA reports", lambda: list_hpa_conditions(scaled, "ours"))
     assert refused["AbleToScale"] == ("False", "FailedGetScale"), "a scaled pool has no count to write"
     assert "replicas" not in scaled.get("ours")["spec"]

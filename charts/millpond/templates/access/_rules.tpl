@@ -39,6 +39,10 @@
 - apiGroups: [""]
   resources: [pods/log]
   verbs: [get]
+# Whether an HPA or KEDA owns a pool's count, for its conditions.
+- apiGroups: [autoscaling]
+  resources: [horizontalpodautoscalers]
+  verbs: [list]
 - apiGroups: [""]
   resources: [events]
   verbs: [get, create, patch]

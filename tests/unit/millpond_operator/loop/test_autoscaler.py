@@ -37,6 +37,7 @@ class Fleet:
     asked: list[str] = field(default_factory=list)
     marked: list[str] = field(default_factory=list)
     leads: bool = True
+    rivals: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def add(self, name: str, count: int, rate: float, **spec: Any) -> None:
         base = make_pool(metadata={"name": name, "uid": f"uid-{name}"},
@@ -71,6 +72,12 @@ class Fleet:
             raise GatewayCallError(self.failure)
         return GatewayReport("g", "1", 0.0, 0.0, synced=True, pools=tuple(self.reports.values()))
 
+    def get_names(self, namespace: str, pool: str) -> tuple[str, ...]:
+        return self.rivals.get(pool, ())
+
+    async def refresh(self, namespace: str) -> None:
+        self.rivals = {"pool": ("theirs",)}
+
     async def fetch_state(self, address: str) -> EngineState:
         self.asked.append(address)
         return make_engine_state()
@@ -82,6 +89,7 @@ def make_autoscaler(fleet: Fleet, registry: CollectorRegistry | None = None, **t
         fleet,  # type: ignore[arg-type]
         reports=ReportCache(fleet, time.monotonic),  # type: ignore[arg-type]
         engines=fleet,
+        scalers=fleet,  # type: ignore[arg-type]
         metrics=ScalingMetrics(registry or CollectorRegistry()),
         list_pools=lambda: [("ns", name) for name in fleet.pools],
         mark=lambda _, name: fleet.marked.append(name),

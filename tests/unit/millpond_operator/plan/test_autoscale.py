@@ -24,6 +24,7 @@ from tests.support.scaled_pool import EPOCH, ScaledPool
 from millpond_common.contract.gateway_report import PoolReport
 from millpond_common.contract.reasons import ConditionReason, ConditionType, ScalingReason
 from millpond_operator.api.pool import list_roles
+from millpond_operator.observe.scalers import group_by_pool
 from millpond_operator.plan.autoscale import Judged, ScalingView, judge_scaling, make_limits, make_supply
 from millpond_operator.plan.planner import plan
 from millpond_operator.plan.publish import REFRESH_SECONDS, make_decision, publish
@@ -334,5 +335,38 @@ def test_a_count_set_through_the_scale_subresource_has_an_owner(manager: str) ->
     status, reason, message = get_reasons(made)["ScalingActive"]
     assert (status, reason) == ("False", "ExternalScaler")
     assert manager in message
+    there = plan(make_snapshot(pool, scalers=("web",)), SETTINGS, EPOCH)
+    assert "HorizontalPodAutoscaler web" in get_reasons(there)["ScalingActive"][2]
     by_hand = plan(make_snapshot(pool, count_manager="kubectl"), SETTINGS, EPOCH)
     assert get_reasons(by_hand)["ScalingActive"][1] == "FixedReplicas"
+
+
+def test_op_050_an_hpa_beside_the_autoscaler_is_a_conflict_that_names_it() -> None:
+    pool = make_pool(scaling=SCALING, status={"desiredReplicas": 1, "roles": [{"name": "Both"}]})
+    decided = {"Both": make_decision(replace_count(1), EPOCH)}
+    made = plan(make_snapshot(pool, scalers=("web",)), SETTINGS, EPOCH, decided)
+    status, reason, message = get_reasons(made)["Degraded"]
+    assert (status, reason) == ("True", "Conflict")
+    assert "HorizontalPodAutoscaler web" in message
+    fixed = make_pool(replicas=2)
+    one = plan(make_snapshot(fixed, scalers=("web",)), SETTINGS, EPOCH)
+    assert get_reasons(one)["Degraded"][1] != "Conflict"
+    two = plan(make_snapshot(fixed, scalers=("keda-hpa-web", "web")), SETTINGS, EPOCH)
+    assert "keda-hpa-web, web" in get_reasons(two)["Degraded"][2]
+
+
+def test_only_scalers_of_our_kind_count() -> None:
+    def scaler(name: str, version: str, kind: str, target: str) -> dict[str, Any]:
+        reference = {"apiVersion": version, "kind": kind, "name": target}
+        return {"metadata": {"name": name}, "spec": {"scaleTargetRef": reference}}
+
+    found = group_by_pool(
+        [
+            scaler("b", "millpond.dev/v1alpha1", "InferencePool", "smol"),
+            scaler("a", "millpond.dev/v1", "InferencePool", "smol"),
+            scaler("c", "inference.networking.k8s.io/v1", "InferencePool", "smol"),
+            scaler("d", "apps/v1", "Deployment", "smol"),
+            {"metadata": {"name": "e"}},
+        ]
+    )
+    assert found == {"smol": ("a", "b")}
