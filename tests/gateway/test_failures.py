@@ -245,7 +245,7 @@ async def test_gw_056_an_error_and_a_leaving_client_in_one_instant_release_once(
 
     await asyncio.gather(*(leave(0.02 + 0.003 * number) for number in range(40)))
     await gateway.until_idle()
-    assert gateway.process.relay.num_clients == 0
+    await asyncio.wait_for(gateway.process.relay.deserted.wait(), 5)
     assert gateway.process.relay.buffered_bytes == 0
 
 
@@ -266,6 +266,7 @@ async def test_gw_054_counters_equal_the_truth_after_random_aborts(
         await asyncio.gather(*(run(random_delays.uniform(0, 0.05)) for _ in range(50)))
     await gateway.until_idle()
     relay = gateway.process.relay
+    await asyncio.wait_for(relay.deserted.wait(), 5)
     assert (relay.num_requests, relay.num_clients, relay.buffered_bytes) == (0, 0, 0)
     async with asyncio.timeout(2):
         while sum(engine.num_open for engine in engines):
@@ -364,19 +365,19 @@ async def test_gw_114_a_kept_connection_that_closed_is_replaced_unseen(
 async def test_gw_115_an_engine_with_a_short_keep_alive_costs_no_request(
     make_engine: MakeEngine, make_gateway: MakeGateway
 ) -> None:
-    engines = [await make_engine(keep_alive_seconds=0.03) for _ in range(2)]
+    engines = [await make_engine(keep_alive_seconds=0.15) for _ in range(2)]
     gateway = await make_gateway(*engines)
     pauses = random.Random(3)
 
     async def run() -> list[int]:
         statuses = []
-        for _ in range(40):
+        for _ in range(15):
             statuses.append((await ask(gateway, make_request())).status)
-            await asyncio.sleep(pauses.uniform(0.0, 0.06))
+            await asyncio.sleep(pauses.uniform(0.0, 0.3))
         return statuses
 
     results = await asyncio.gather(*(run() for _ in range(8)))
-    assert Counter(status for statuses in results for status in statuses) == {200: 320}
+    assert Counter(status for statuses in results for status in statuses) == {200: 120}
     assert set(count_finished(*engines).values()) == {1}
 
 

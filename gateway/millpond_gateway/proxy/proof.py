@@ -9,8 +9,10 @@ import msgspec
 from millpond_common.contract.engine_state import RequestState, parse_engine_state
 from millpond_gateway.proxy.connections import Connections
 from millpond_gateway.proxy.dispatch import Target
-from millpond_gateway.proxy.fetch import fetch
+from millpond_gateway.proxy.fetch import Fetched, fetch
 from millpond_gateway.proxy.retry import Evidence
+
+_TRIES = 2
 
 
 async def find_evidence(
@@ -21,13 +23,18 @@ async def find_evidence(
     Nothing listening at its address, or another epoch: its process is gone with all it had been sent. The same
     epoch: it has to deny the request id itself. An engine that can tell neither leaves the question open.
     """
-    try:
-        state = await fetch(
-            connections, target.endpoint, "/v1/state", timeout_seconds=timeout_seconds, fresh=True
-        )
-    except ConnectionRefusedError:
-        return Evidence.PROCESS_GONE
-    except OSError:
+    state: Fetched | None = None
+    for _ in range(_TRIES):
+        try:
+            state = await fetch(
+                connections, target.endpoint, "/v1/state", timeout_seconds=timeout_seconds, fresh=True
+            )
+            break
+        except ConnectionRefusedError:
+            return Evidence.PROCESS_GONE
+        except OSError:
+            continue  # a connection may break for the reason that broke the request's
+    if state is None:
         return Evidence.UNPROVEN
     known = target.endpoint.epoch
     try:
