@@ -186,7 +186,7 @@ class Autoscaler:
         snapshot = self._observer.look(*key, now) or snapshot
         judged = judge_scaling(snapshot, role, view, kept.memory, now)
         kept.memory, kept.judged = judged.memory, judged
-        self._metrics.show(key, judged)
+        self._metrics.show(key, judged, decides=role.scaling is not None)
         self._publish(kept, role, judged, key, now)
         if role.scaling is not None and judged.decision.replicas == 0:
             kept.due_at = started + settings.wake_interval

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from millpond_operator.loop.scaling_metrics import ScalingMetrics
+
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
@@ -55,6 +57,7 @@ class Metrics:
             ["kind"],
             registry=self.registry,
         )
+        self.scaling = ScalingMetrics(self.registry)
         for result in ("Done", "Error", "NotLeader"):
             self.reconciles.labels(result)
 

@@ -22,7 +22,6 @@ from millpond_operator.loop.manager import Manager
 from millpond_operator.loop.metrics import Metrics
 from millpond_operator.loop.reconciler import Reconciler, Scaler
 from millpond_operator.loop.resync import Resync, mark_owner
-from millpond_operator.loop.scaling_metrics import ScalingMetrics
 from millpond_operator.loop.settings import OperatorSettings
 from millpond_operator.observe.nodes import NodeWatcher
 from millpond_operator.observe.observer import Observer
@@ -103,7 +102,7 @@ class Operator:
             reports=self.reports,
             engines=engines,
             scalers=self.scalers,
-            metrics=ScalingMetrics(self.metrics.registry),
+            metrics=self.metrics.scaling,
             list_pools=lambda: self.store.keys(POOL),
             mark=self.mark,
             is_leader=lambda: self.lease.is_leader and self.resync.synced.is_set(),

@@ -12,7 +12,8 @@ from millpond_operator.plan.publish import find_binding
 from millpond_operator.scaling.needs import compute_arrivals
 
 PREFIX = "millpond_operator_scaling_"
-WHO = ("namespace", "pool")
+WHO = ("pool_namespace", "pool")
+"""Not `namespace`, which a scrape sets to the operator's own."""
 GAUGES = {
     "recommendation_replicas": "Replicas the numbers ask for, before history, rates and limits.",
     "decision_replicas": "Replicas after every rule; for a pool whose count is owned elsewhere, what would be decided.",
@@ -25,7 +26,7 @@ GAUGES = {
     "start_seconds": "Measured time from creating a replica to its being ready, 90th percentile.",
     "ready_replicas": "Replicas that serve.",
     "pending_replicas": "Replicas that are wanted and do not serve yet.",
-    "active": "1 while every input a decision needs is there and fresh.",
+    "active": "1 while every input a decision needs is there and fresh; absent where nothing is decided.",
 }
 
 
@@ -51,9 +52,9 @@ class ScalingMetrics:
         self._reasons: dict[tuple[str, str], str] = {}
         self._decisions: dict[tuple[str, str], int] = {}
 
-    def show(self, key: tuple[str, str], judged: Judged) -> None:
-        """Take over the numbers of a decision."""
-        for name, value in _list_values(judged).items():
+    def show(self, key: tuple[str, str], judged: Judged, *, decides: bool) -> None:
+        """Take over the numbers; `decides` is False for a pool whose count somebody else owns."""
+        for name, value in _list_values(judged, decides=decides).items():
             if value is None:
                 self._drop(self._gauges[name], key)
             else:
@@ -85,7 +86,7 @@ class ScalingMetrics:
         family.remove(*labels)
 
 
-def _list_values(judged: Judged) -> dict[str, float | None]:
+def _list_values(judged: Judged, *, decides: bool) -> dict[str, float | None]:
     made, seen = judged.decision, judged.snapshot
     demand, kv = seen.demand, seen.kv
     blocks = kv.blocks_per_replica * max(seen.supply.ready, kv.replicas_reporting) if kv is not None else 0
@@ -101,5 +102,5 @@ def _list_values(judged: Judged) -> dict[str, float | None]:
         "start_seconds": judged.start_seconds,
         "ready_replicas": seen.supply.ready,
         "pending_replicas": len(seen.supply.pending_ages),
-        "active": 0 if judged.gap is not None else 1,
+        "active": (0 if judged.gap is not None else 1) if decides else None,
     }

@@ -105,7 +105,7 @@ def read_metrics(world: World, pool: str) -> dict[str, float]:
     """Series of the pool that have no further label."""
     operator = world.operator.operator
     assert operator is not None
-    labels = {"namespace": world.namespace, "pool": pool}
+    labels = {"pool_namespace": world.namespace, "pool": pool}
     return {
         sample.name: sample.value
         for family in operator.metrics.registry.collect()
