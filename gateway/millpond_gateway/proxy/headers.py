@@ -64,6 +64,8 @@ DROPPED_FROM_RESPONSE: Final = (
 )
 _SERVER: Final = b"server: millpond-gateway\r\n"
 _REASONS: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
+_MAX_RETRY_SECONDS = 3600
+"""A bound on mistakes; who sets the time bounds it by what it knows: waits by what clients sit out, starts by none."""
 
 
 def make_engine_head(
@@ -169,7 +171,7 @@ def make_error_answer(
     """An error of the gateway in OpenAI's shape, its enumerated reason and retry hint in headers."""
     extra: list[Header] = [(REASON, (reason or error.code.value).encode())]
     if error.retry_after_seconds is not None:
-        extra.append((b"retry-after", b"%d" % max(1, min(120, error.retry_after_seconds))))
+        extra.append((b"retry-after", b"%d" % max(1, min(_MAX_RETRY_SECONDS, error.retry_after_seconds))))
     if allow:
         extra.append((b"allow", allow))
     return make_answer(
