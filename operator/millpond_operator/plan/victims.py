@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from millpond_common.contract import labels
 from millpond_operator.plan.actions import MarkPod
 from millpond_operator.plan.snapshot import GatewayView, Pod
+from millpond_operator.scaling.victim import Candidate, rank_victims
 
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 VICTIM_COST = -1000
@@ -28,18 +29,22 @@ def choose_victims(
         values: cached values the engines told, by UID; used where every ready replica has one, since the two
             measures do not compare.
     """
-    present = [pod for pod in pods if not pod.deleting]
+    present = sorted((p for p in pods if not p.deleting), key=lambda p: (p.scheduled, -p.created_at, p.name))
     known = values if values and all(pod.uid in values for pod in present if pod.ready) else {}
-    return sorted(present, key=lambda pod: _rank(pod, gateway, known))[: max(0, num)]
+    by_uid = {pod.uid: pod for pod in present}
+    ranked = rank_victims([_make_candidate(pod, gateway, known) for pod in present])
+    return [by_uid[candidate.pod] for candidate in ranked[: max(0, num)]]
 
 
-def _rank(
-    pod: Pod, gateway: GatewayView | None, values: Mapping[str, float]
-) -> tuple[bool, bool, float, int, float, str]:
+def _make_candidate(pod: Pod, gateway: GatewayView | None, values: Mapping[str, float]) -> Candidate:
     endpoints = gateway.find_endpoints(pod.uid) if gateway is not None else ()
     unique = max((endpoint.unique_cached_tokens for endpoint in endpoints), default=0)
-    work = sum(endpoint.open_requests for endpoint in endpoints)
-    return pod.scheduled, pod.ready, values.get(pod.uid, unique), work, -pod.created_at, pod.name
+    return Candidate(
+        pod=pod.uid,
+        is_ready=pod.ready,
+        cached_value=values.get(pod.uid, float(unique)),
+        open_requests=sum(endpoint.open_requests for endpoint in endpoints),
+    )
 
 
 def mark_victims(pods: list[Pod], victims: list[Pod]) -> list[MarkPod]:

@@ -13,17 +13,11 @@ class Candidate:
 
     pod: str
     is_ready: bool
-    unique_cached_tokens: int
-    """Tokens in blocks that no other replica holds."""
-    reuse_per_second: float
-    """How often they are hit."""
+    cached_value: float
+    """Prompt tokens that would have to be computed again without it, weighted by recent reuse."""
     open_requests: int
     zone: str = ""
-
-    @property
-    def cached_value(self) -> float:
-        """Prompt tokens per second that would have to be computed again without it."""
-        return self.unique_cached_tokens * self.reuse_per_second
+    """Empty where nobody knows."""
 
 
 def compute_cached_value(weighted_tokens: int, *, cached_tokens: int, unique_tokens: int) -> float:
@@ -40,16 +34,11 @@ def compute_cached_value(weighted_tokens: int, *, cached_tokens: int, unique_tok
 
 
 def rank_victims(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Candidates in the order in which they should leave."""
+    """Candidates in the order in which they should leave; equals keep the order they came in."""
     per_zone = Counter(candidate.zone for candidate in candidates if candidate.is_ready)
 
-    def cost(candidate: Candidate) -> tuple[bool, bool, float, int, str]:
+    def cost(candidate: Candidate) -> tuple[bool, bool, float, int]:
         is_last = candidate.is_ready and len(per_zone) > 1 and per_zone[candidate.zone] == 1
-        return candidate.is_ready, is_last, candidate.cached_value, candidate.open_requests, candidate.pod
+        return candidate.is_ready, is_last, candidate.cached_value, candidate.open_requests
 
     return sorted(candidates, key=cost)
-
-
-def compute_deletion_costs(candidates: Sequence[Candidate]) -> dict[str, int]:
-    """Values for the pod-deletion-cost annotation: the lower one leaves first."""
-    return {candidate.pod: rank for rank, candidate in enumerate(rank_victims(candidates))}

@@ -201,9 +201,7 @@ def test_as_017_one_budget_is_never_passed_at_any_instant() -> None:
 
 def test_as_018_the_replica_with_the_common_prefix_stays() -> None:
     def candidate(pod: str, cached: int, rate: float) -> Candidate:
-        return Candidate(
-            pod, is_ready=True, unique_cached_tokens=cached, reuse_per_second=rate, open_requests=1
-        )
+        return Candidate(pod, is_ready=True, cached_value=cached * rate, open_requests=1)
 
     fleet = [
         candidate("a", 6000, 0.6),
@@ -220,18 +218,10 @@ def test_as_018_the_replica_with_the_common_prefix_stays() -> None:
 
 def test_pending_replicas_leave_before_ready_ones_and_no_zone_is_emptied() -> None:
     fleet = [
-        Candidate(
-            "warm", is_ready=True, unique_cached_tokens=9, reuse_per_second=1.0, open_requests=3, zone="a"
-        ),
-        Candidate(
-            "alone", is_ready=True, unique_cached_tokens=0, reuse_per_second=0.0, open_requests=0, zone="b"
-        ),
-        Candidate(
-            "also", is_ready=True, unique_cached_tokens=5, reuse_per_second=1.0, open_requests=0, zone="a"
-        ),
-        Candidate(
-            "pending", is_ready=False, unique_cached_tokens=0, reuse_per_second=0.0, open_requests=0, zone="b"
-        ),
+        Candidate("warm", is_ready=True, cached_value=9, open_requests=3, zone="a"),
+        Candidate("alone", is_ready=True, cached_value=0, open_requests=0, zone="b"),
+        Candidate("also", is_ready=True, cached_value=5, open_requests=0, zone="a"),
+        Candidate("pending", is_ready=False, cached_value=0, open_requests=0, zone="b"),
     ]
     assert [c.pod for c in rank_victims(fleet)] == ["pending", "also", "warm", "alone"]
 
