@@ -81,7 +81,11 @@ class KubeClient:
         items: list[Obj] = []
         while True:
             page = await self._call("list", kind, kind.make_path(namespace), params=params)
-            items += page.get("items") or []
+            # Inside a list the API server leaves these two out of built-in kinds; a watch sends them.
+            items += [
+                {"apiVersion": kind.api_version, "kind": kind.name, **item}
+                for item in page.get("items") or ()
+            ]
             metadata = page.get("metadata") or {}
             if not metadata.get("continue"):
                 return ObjectList(tuple(items), int(metadata.get("resourceVersion") or 0))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from millpond_common.contract.labels import FINALIZER, MANAGER
 from millpond_operator.api.pool import PoolMetadata
@@ -37,6 +37,7 @@ class Holder(Enum):
 
 
 Name = tuple[Kind, str]
+T = TypeVar("T")
 
 
 def _name(apply: Apply) -> Name:
@@ -62,9 +63,10 @@ class Executor:
         applies = [action for action in actions if isinstance(action, Apply)]
         finalizers = [action for action in actions if isinstance(action, SetFinalizer)]
         wants_finalizer = any(finalizer.present for finalizer in finalizers)
-        holders, _ = await asyncio.gather(
-            self._prepare(applies), self._add_finalizer(pool, wanted=wants_finalizer)
+        prepared = await finish_all(
+            [self._prepare(applies), self._add_finalizer(pool, wanted=wants_finalizer)]
         )
+        holders = prepared[0]
         await self._all(self._mark(pool, action) for action in actions if isinstance(action, MarkPod))
         for stage in sorted({apply.stage for apply in applies} - {STAGE_FIRST}):
             due = [apply for apply in applies if apply.stage == stage]
@@ -86,16 +88,12 @@ class Executor:
         await self._all(self._apply(apply, holders[_name(apply)]) for apply in first)
         return holders
 
-    async def _all(self, writes: Iterable[Awaitable[None]]) -> None:
-        """Do independent writes together; every one ends before the first failure is raised."""
-        answers = await asyncio.gather(*writes, return_exceptions=True)
-        failures = [answer for answer in answers if isinstance(answer, BaseException)]
-        if failures:
-            raise failures[0]
+    async def _all(self, writes: Iterable[Coroutine[Any, Any, None]]) -> None:
+        await finish_all(list(writes))
 
     async def _find_holders(self, applies: list[Apply]) -> dict[Name, Holder]:
         """Who holds each name; what the snapshot knows is ours."""
-        found = await asyncio.gather(*(self._find_holder(apply) for apply in applies))
+        found = await finish_all([self._find_holder(apply) for apply in applies])
         return {_name(apply): holder for apply, holder in zip(applies, found, strict=True)}
 
     async def _apply(self, apply: Apply, holder: Holder) -> None:
@@ -148,9 +146,10 @@ class Executor:
         self._fence()
         await self._kube.delete(action.kind, pool.namespace, action.name, uid=action.uid)
 
-    async def _add_finalizer(self, pool: PoolMetadata, *, wanted: bool) -> None:
+    async def _add_finalizer(self, pool: PoolMetadata, *, wanted: bool) -> dict[Name, Holder]:
         if wanted:
             await self._set_finalizer(pool, present=True)
+        return {}
 
     async def _set_finalizer(self, pool: PoolMetadata, *, present: bool) -> None:
         body = {
@@ -168,3 +167,14 @@ class Executor:
         except NotFoundError:
             return
         self._remember(POOL, answer)
+
+
+async def finish_all(works: list[Coroutine[Any, Any, T]]) -> list[T]:
+    """Do independent works together; every one has ended before the first failure is raised, so none is left behind."""
+    answers = await asyncio.gather(*works, return_exceptions=True)
+    done: list[T] = []
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+        done.append(answer)
+    return done

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from millpond_common.contract.reasons import ConditionType
+from millpond_operator.api.status import get_condition
 from millpond_operator.plan.snapshot import Pod, PoolSnapshot, ProbeAnswer
 
 
@@ -18,8 +20,22 @@ def list_answering(snapshot: PoolSnapshot, pods: tuple[Pod, ...], *, current: st
 
 def is_proven(snapshot: PoolSnapshot, pod: Pod) -> bool:
     """Ready, routed, and the latest real request succeeded."""
+    return pod.serving and is_routed(snapshot, pod) and has_answered(snapshot, pod)
+
+
+def has_answered(snapshot: PoolSnapshot, pod: Pod) -> bool:
+    """Whether the latest real request to this start of the replica succeeded, as far as known.
+
+    Answers are not kept across a restart of the operator, but the pool's own status is: Ready became true when every
+    replica had answered, so one that has been ready since before then did. It is asked again meanwhile.
+    """
     answer = find_answer(snapshot, pod)
-    return pod.serving and is_routed(snapshot, pod) and answer is not None and answer.ok
+    if answer is not None:
+        return answer.ok
+    ready = get_condition(snapshot.pool.status, ConditionType.READY)
+    if ready is None or ready.status != "True" or pod.ready_since is None:
+        return False
+    return pod.ready_since <= ready.last_transition_time.timestamp()
 
 
 def is_routed(snapshot: PoolSnapshot, pod: Pod) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from millpond_common.contract.reasons import ConditionReason, ConditionType
 from millpond_operator.api.status import Judgement
-from millpond_operator.plan.answering import find_answer, is_routed
+from millpond_operator.plan.answering import find_answer, has_answered, is_routed
 from millpond_operator.plan.facts import Facts
 from millpond_operator.plan.snapshot import Pod
 
@@ -162,10 +162,11 @@ def _check_routing(facts: Facts) -> tuple[ConditionReason, str] | None:
 def _check_probes(facts: Facts) -> tuple[ConditionReason, str] | None:
     for pod in facts.current_pods:
         answer = find_answer(facts.snapshot, pod)
+        if has_answered(facts.snapshot, pod):
+            continue
         if answer is None:
             return ConditionReason.PENDING, f"{pod.name} has not answered a real request yet"
-        if not answer.ok:
-            return ConditionReason.PROBE_FAILED, f"a real request to {pod.name} failed: {answer.message}"
+        return ConditionReason.PROBE_FAILED, f"a real request to {pod.name} failed: {answer.message}"
     return None
 
 

@@ -89,6 +89,29 @@ def test_op_016_an_operator_killed_behind_each_single_write(own_world: World) ->
     assert sorted(s["metadata"]["name"] for s in made) == sorted(f"{name}-engines" for name in limits)
 
 
+def test_a_restarted_operator_finds_everything_as_it_should_be(own_world: World) -> None:
+    """What a list says must equal what a watch says, or each restart would write every object again."""
+    world = own_world
+    first = world.start_operator()
+    for name in ("calm", "quiet"):
+        world.create(name, replicas=1)
+        world.wait_ready(name)
+    first.stop()
+    second = world.start_operator()
+    assert second.operator is not None
+    wait_for("the second leads", lambda: second.operator is not None and second.operator.lease.is_leader)
+    wait_for("the second has its lists", second.operator.resync.synced.is_set)
+    for _ in range(20):
+        second.mark("calm")
+        second.mark("quiet")
+    second.resync()
+    world.wait_ready("calm")
+    written = Counter(
+        {call: n for call, n in world.count_calls().items() if call[0] in WRITES and call[1] != "Lease"}
+    )
+    assert written == Counter()
+
+
 def test_op_019_an_upgraded_operator_restarts_no_engine(own_world: World) -> None:
     world = own_world
     old = world.start_operator(engine_image="engine:1")

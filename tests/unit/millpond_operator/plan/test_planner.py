@@ -357,3 +357,38 @@ def test_records_beyond_the_history_go_and_living_ones_stay() -> None:
     )
     decided = plan(dataclasses.replace(snapshot, children=(*snapshot.children, *old)), SETTINGS, NOW)
     assert {a.name for a in decided.actions if isinstance(a, Delete)} == {"smol-old1", "smol-old2"}
+
+
+@pytest.mark.parametrize(("ready_since", "ready"), [(NOW - 500, True), (NOW - 50, False)])
+def test_a_restarted_operator_trusts_its_own_ready_for_replicas_that_were_there(
+    ready_since: float, ready: bool
+) -> None:
+    stamp = datetime.fromtimestamp(NOW - 100, UTC).isoformat()
+    condition = {
+        "type": "Ready",
+        "status": "True",
+        "reason": "Answering",
+        "message": "",
+        "lastTransitionTime": stamp,
+    }
+    pool = make_pool(replicas=1, status={"conditions": [condition]})
+    status, reason, _ = judge(pool, make_replicas(pool, 1, ready_since=ready_since), probes={})
+    assert (status == "True") is ready
+    assert reason == ("Answering" if ready else "Pending")
+
+
+def test_a_failed_answer_beats_the_status_of_before() -> None:
+    stamp = datetime.fromtimestamp(NOW - 100, UTC).isoformat()
+    condition = {
+        "type": "Ready",
+        "status": "True",
+        "reason": "Answering",
+        "message": "",
+        "lastTransitionTime": stamp,
+    }
+    pool = make_pool(replicas=1, status={"conditions": [condition]})
+    failed = {"uid-pod-0": ProbeAnswer("uid-pod-0", False, "HTTP 500", NOW)}
+    assert (
+        judge(pool, make_replicas(pool, 1, ready_since=NOW - 500), probes=failed)[1]
+        == ConditionReason.PROBE_FAILED
+    )
