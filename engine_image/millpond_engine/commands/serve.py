@@ -11,7 +11,7 @@ import sys
 import uvloop
 
 from millpond_common.contract import ports as default_ports
-from millpond_common.contract.engine_config import EngineConfig
+from millpond_common.contract.engine_config import ConfigError, EngineConfig
 from millpond_engine.commands.build import MakeRunner, Progress, make_context
 from millpond_engine.commands.fake import add_fake_flags, make_fake_runner
 from millpond_engine.commands.flags import add_config_flags, load_config
@@ -71,6 +71,8 @@ def run_serve(arguments: argparse.Namespace) -> int:
     """Serve until the process is asked to end; returns the exit code."""
     fake = arguments.runner == "fake"
     config = load_config(arguments, fallback={"modelName": "fake", "modelPath": "fake"} if fake else {})
+    if not fake:
+        refuse_unserved(config)
     tokenizer = load_tokenizer(arguments.tokenizer or ("bytes" if fake else config.model_path))
     make_runner = _choose_runner(arguments, tokenizer)
     configure_logs(arguments.log_level)
@@ -120,6 +122,24 @@ def _choose_runner(arguments: argparse.Namespace, tokenizer: Tokenizer) -> MakeR
     if arguments.runner == "fake":
         return lambda config, progress: make_fake_runner(arguments, config, tokenizer, progress)
     return _make_torch_runner
+
+
+def refuse_unserved(config: EngineConfig) -> None:
+    """Refuse what the configuration can say and this release does not run, rather than ignore it.
+
+    Raises:
+        ConfigError: with the key and what to write.
+    """
+    if config.tensor_parallel_size > 1:
+        raise ConfigError(
+            "engine configuration: tensorParallelSize: this release runs a model on one device; write 1"
+        )
+    if config.adapters:
+        raise ConfigError("engine configuration: adapters: this release serves no adapters; remove them")
+    if config.role != "Both":
+        raise ConfigError(
+            "engine configuration: role: this release does not split prefill and decode; write Both"
+        )
 
 
 def _make_torch_runner(config: EngineConfig, progress: Progress) -> Runner:
