@@ -16,6 +16,7 @@ from millpond_operator.scaling.decide import decide
 from millpond_operator.scaling.freshness import find_gap
 from millpond_operator.scaling.learn import compute_horizon
 from millpond_operator.scaling.memory import Memory
+from millpond_operator.scaling.needs import compute_arrivals
 from millpond_operator.scaling.records import (
     Decision,
     Demand,
@@ -260,6 +261,8 @@ def _explain_gap(
             f"{max(demand.gateways_reporting, 0)} of {demand.gateways_expected} gateways reported a full window;"
             f" they know {blind}{error}"
         )
+    if compute_arrivals(demand) is None:
+        return f"no gateway has counted requests of this pool for long enough yet{error}"
     if scaling.kv is None and scaling.supply.ready > 0:
         return f"0 of {scaling.supply.ready} replicas told how full their KV cache is{error}"
     return f"the numbers are older than {math.floor(scaling.stale_after_seconds)} seconds{error}"

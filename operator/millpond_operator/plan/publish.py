@@ -55,12 +55,11 @@ def publish(judged: Judged, before: Published | None, now: float) -> Published:
 def make_decision(judged: Judged, now: float) -> ReplicaDecision:
     """The decision in the form the plan takes."""
     made = judged.decision
-    message = made.message if not judged.gap_message else f"{made.message}; {judged.gap_message}"
     return ReplicaDecision(
         replicas=made.replicas,
-        judgements=(_judge_active(judged, message), _judge_limited(judged)),
+        judgements=(_judge_active(judged), _judge_limited(judged)),
         status=make_scaling_status(judged, now),
-        message=message,
+        message=made.message,
         cached_values=dict(judged.cached_values),
     )
 
@@ -95,10 +94,10 @@ def _round(value: float | None) -> int | None:
     return round(value) if value is not None else None
 
 
-def _judge_active(judged: Judged, message: str) -> Judgement:
+def _judge_active(judged: Judged) -> Judgement:
     kind = ConditionType.SCALING_ACTIVE
     if judged.gap is None:
-        return Judgement(kind, True, ConditionReason.SCALING, message)
+        return Judgement(kind, True, ConditionReason.SCALING, judged.decision.message)
     text = f"{judged.gap_message}; the count is {judged.decision.replicas} and will not fall meanwhile"
     return Judgement(kind, False, _GAPS[judged.gap], text)
 

@@ -370,3 +370,11 @@ def test_only_scalers_of_our_kind_count() -> None:
         ]
     )
     assert found == {"smol": ("a", "b")}
+
+
+def test_gateways_that_have_just_met_the_pool_are_not_called_stale() -> None:
+    pool = make_scaled(2, rate=None)
+    judged = pool.step()
+    assert judged.gap is ScalingReason.NO_DATA
+    assert "for long enough yet" in judged.gap_message
+    assert judged.decision.replicas == 2
