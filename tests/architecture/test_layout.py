@@ -92,4 +92,3 @@ def test_no_source_file_is_two_ideas_long() -> None:
         if ROOT / "tests" not in p.parents and (n := len(p.read_text(encoding="utf-8").splitlines())) > 400
     }
     assert long == {}
-

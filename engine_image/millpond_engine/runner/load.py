@@ -101,7 +101,9 @@ def _host_blocks(config: EngineConfig, shape: AttentionShape, dtype: torch.dtype
 def _size_pool(config: EngineConfig, shape: AttentionShape, dtype: torch.dtype, max_tokens: int) -> PoolSize:
     blocks_per_sequence = -(-max_tokens // shape.block_tokens)
     memory = read_available_memory()
-    host = config.kv_cache.host_bytes  # the same memory as the device's here, and promised to swapped sequences
+    host = (
+        config.kv_cache.host_bytes
+    )  # the same memory as the device's here, and promised to swapped sequences
     return compute_pool_size(
         bytes_per_block=bytes_per_block(shape, dtype),
         block_tokens=shape.block_tokens,
