@@ -48,6 +48,10 @@ demo-local: install ## The same requests without Kubernetes or root: two engines
 demo-clean: install ## Remove what the demo made, its cluster included
 	@$(BIN)/python -m demo --clean
 
+.PHONY: test-kernels
+test-kernels: install ## GPU kernels without a GPU: all sweeps under the interpreter, every form compiled ahead of time
+	@MILLPOND_WIDE_SWEEP=1 $(BIN)/pytest tests/unit/millpond_engine/kernels/gpu --timeout 1900 $(ARGS)
+
 .PHONY: check
 check: install ## Format, lint, types, layers, generated files, import guard
 	@hack/check

@@ -23,7 +23,7 @@ TOLERANCE = {
     torch.bfloat16: {"atol": 3e-2, "rtol": 2e-2},
     torch.float16: {"atol": 5e-3, "rtol": 5e-3},
 }
-SHAPES = [(2, 2, 64, 16), (3, 1, 64, 16), (4, 1, 128, 32), (8, 1, 24, 8), (2, 1, 256, 32)]
+SHAPES = [(2, 2, 64, 16), (3, 1, 64, 32), (4, 1, 128, 32), (8, 1, 24, 8)]
 """heads, KV heads, head size, block"""
 if WIDE:
     SHAPES = [
@@ -100,7 +100,10 @@ def test_attention_equals_torch_over_uneven_lengths(
     block = sizes[3]
     lengths = [1, block - 1, block, block + 1, 2 * block, 70] if WIDE else [block - 1, block, 67]
     world = World(make_shape(*sizes), dtype, len(lengths), 140)
-    world.compare([(row, 0, length) for row, length in enumerate(lengths)])
+    prefix = 0 if WIDE else 58  # of the longest: the interpreter takes long for long chunks
+    world.fill(len(lengths) - 1, prefix)
+    first = [(row, 0, length) for row, length in enumerate(lengths[:-1])]
+    world.compare([*first, (len(lengths) - 1, prefix, lengths[-1] - prefix)])
     world.compare([(row, length, 1) for row, length in enumerate(lengths)], decodes=len(lengths))
     later = [(row, length + 1, 1 + row % 3 * 7) for row, length in enumerate(lengths)]
     mixed = sorted(random.Random(2).sample(later, len(later) - 1), key=lambda span: span[2])
@@ -160,12 +163,12 @@ def test_a_row_does_not_depend_on_its_batch_mates(monkeypatch: pytest.MonkeyPatc
 def test_a_chunk_does_not_depend_on_how_its_prompt_was_cut() -> None:
     torch.manual_seed(4)
     shape = make_shape(3, 1, 64, 16)
-    rope = torch.rand(90, 2, 32)
-    qkv = torch.randn(85, shape.qkv_size).to(torch.bfloat16)
-    tables = torch.randperm(6).reshape(1, 6).to(torch.int32)
+    rope = torch.rand(72, 2, 32)
+    qkv = torch.randn(70, shape.qkv_size).to(torch.bfloat16)
+    tables = torch.randperm(5).reshape(1, 5).to(torch.int32)
     results = []
-    for cuts in ([0, 85], [0, 17, 64, 65, 85]):
-        cache = torch.zeros(shape.cache_shape(6), dtype=torch.bfloat16)
+    for cuts in ([0, 70], [0, 17, 64, 65, 70]):
+        cache = torch.zeros(shape.cache_shape(5), dtype=torch.bfloat16)
         attention = GpuAttention(shape, cache, rope, max_decodes=1, arch=Architecture.HOPPER)
         parts = []
         for start, end in itertools.pairwise(cuts):
