@@ -53,13 +53,15 @@ class World:
         return running
 
     def close(self) -> None:
-        """Stop everything and delete the namespace."""
-        for running in self.operators:
-            running.stop()
-        self.kubelet.stop()
-        for pool in self.kube.list(*POOL_API):
-            self.patch(pool["metadata"]["name"], {"metadata": {"finalizers": None}})
-        self.kube.core.delete_namespace(self.namespace, grace_period_seconds=0)
+        """Stop everything and delete the namespace, the latter whatever the former says."""
+        try:
+            for running in self.operators:
+                running.stop()
+        finally:
+            self.kubelet.stop()
+            for pool in self.kube.list(*POOL_API):
+                self.patch(pool["metadata"]["name"], {"metadata": {"finalizers": None}})
+            self.kube.core.delete_namespace(self.namespace, grace_period_seconds=0)
 
     def _behave(self, pod: Manifest) -> Behaviour:
         pool = (pod["metadata"].get("labels") or {}).get(labels.POOL, "")
