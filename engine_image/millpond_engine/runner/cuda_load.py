@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,10 +30,6 @@ from millpond_engine.runner.sampler import SLICE_BYTES
 _log = structlog.get_logger(__name__)
 
 
-class DeviceUnavailableError(RuntimeError):
-    """The configured device cannot be used; the message says what is missing."""
-
-
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model on its device, before there is a cache."""
@@ -48,39 +43,24 @@ class LoadedModel:
 
 
 def make_cuda_runner(
-    config: EngineConfig, opened: OpenedModel, *, progress: ProgressCallback | None = None
+    config: EngineConfig,
+    opened: OpenedModel,
+    device: torch.device,
+    *,
+    progress: ProgressCallback | None = None,
 ) -> Runner:
-    """Load the opened model onto the GPU.
+    """Load the opened model onto the GPU that `cuda_device.find_gpu` named.
 
     Raises:
-        DeviceUnavailableError: no GPU, or no Triton.
         UnsupportedModelError: a shape that the kernels do not run.
         PoolTooSmallError: no KV block fits.
     """
-    device = find_gpu()
     loaded = _load_model(config, opened, device, progress)
     runtime = CudaRuntime(device)
     with torch.inference_mode():
         peak, free = measure_activations(device, lambda: run_largest_step(config, loaded, runtime))
     pool = _size_pool(config, loaded, free_bytes=free, activation_bytes=peak)
     return make_runner(config, loaded, runtime, pool)
-
-
-def find_gpu() -> torch.device:
-    """The GPU this process uses.
-
-    Raises:
-        DeviceUnavailableError: there is none, or its kernels cannot be compiled.
-    """
-    if not torch.cuda.is_available():
-        raise DeviceUnavailableError(
-            "device Cuda is asked for, but torch finds no GPU; see `nvidia-smi` in the container"
-        )
-    if importlib.util.find_spec("triton") is None:
-        raise DeviceUnavailableError(
-            "a GPU is there, but Triton is not installed; use an engine image built with DEVICE=cuda, or device Cpu"
-        )
-    return torch.device("cuda", torch.cuda.current_device())
 
 
 def make_runner(

@@ -15,6 +15,7 @@ from millpond_engine.model.decoder import Decoder
 from millpond_engine.model.load import choose_dtype, load_weights, open_model
 from millpond_engine.model.rope import compute_inverse_frequencies, make_rope_table
 from millpond_engine.runner.backend import choose_backend
+from millpond_engine.runner.cuda_device import find_gpu
 from millpond_engine.runner.kv_cache import KvCache
 from millpond_engine.runner.memory import AvailableMemory, PoolSize, compute_pool_size, read_available_memory
 from millpond_engine.runner.rows import RowTable
@@ -29,16 +30,18 @@ def make_torch_runner(config: EngineConfig, *, progress: ProgressLine | None = N
 
     Raises:
         ModelError: the model cannot be read or run.
+        DeviceUnavailableError: a GPU is asked for, and it or its compiler is missing.
         PoolTooSmallError: no KV block fits.
     """
     device = choose_device(config.device)
     opened = open_model(Path(config.model_path))
     report = None if progress is None else lambda step: progress(step.loaded_bytes, step.total_bytes)
     if device.type == "cuda":
+        gpu = find_gpu()
         # here, because importing it needs Triton, which the CPU image lacks
         from millpond_engine.runner.cuda_load import make_cuda_runner  # noqa: PLC0415
 
-        return make_cuda_runner(config, opened, progress=report)
+        return make_cuda_runner(config, opened, gpu, progress=report)
     model_config = opened.config
     dtype = choose_dtype(config.dtype, model_config, device)
     shape = make_attention_shape(model_config, config.kv_cache.block_tokens)

@@ -124,6 +124,10 @@ def _options(block_m: int, shape: AttentionShape, dtype: torch.dtype, *, arch: A
     num_warps = 8 if block_m * pad(shape.head_dim) > most else 4
     if arch is Architecture.CDNA:
         return LaunchOptions(num_warps, num_stages=1)
-    if dtype == torch.float32 or (arch is Architecture.AMPERE and block_m >= 64):
+    if dtype == torch.float32 and shape.head_dim <= 64:
+        return LaunchOptions(num_warps=4, num_stages=2)
+    if dtype == torch.float32:
+        return LaunchOptions(num_warps=8, num_stages=2 if block_m <= 16 else 1)
+    if arch is Architecture.AMPERE and block_m >= 64:
         return LaunchOptions(num_warps, num_stages=2)
     return LaunchOptions(num_warps, num_stages=3)

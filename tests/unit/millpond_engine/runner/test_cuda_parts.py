@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from tests.support.gpu_runtimes import EagerRuntime
 
 from millpond_engine.core.request import SamplingParams
 from millpond_engine.core.step import NewRow, RowStep, StepPlan
+from millpond_engine.runner.cuda_device import DeviceUnavailableError, explain_missing_compiler, find_gpu
 from millpond_engine.runner.cuda_edits import EditedRow, LogitEditor
 from millpond_engine.runner.cuda_graphs import graph_sizes
 from millpond_engine.runner.cuda_memory import compute_device_pool
@@ -120,10 +123,28 @@ def test_the_pool_is_what_weights_and_the_largest_step_leave() -> None:
         compute_device_pool(free_bytes=1 << 30, activation_bytes=step, useful_blocks=7, **sizes)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
+def test_a_missing_gpu_is_named() -> None:
+    with pytest.raises(DeviceUnavailableError, match="torch finds no GPU"):
+        find_gpu()
+
+
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    (tmp_path / "gcc").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert explain_missing_compiler() is None
+    (tmp_path / "gcc").unlink()
+    assert "no C compiler" in str(explain_missing_compiler())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "Triton is not installed" in str(explain_missing_compiler())
+
+
 def test_the_cpu_path_imports_no_gpu_code() -> None:
     code = (
         "import sys; import millpond_engine.runner.load; "
-        "bad = [m for m in sys.modules if m.split('.')[0] == 'triton' or 'kernels.gpu' in m or 'runner.cuda' in m]; "
+        "bad = [m for m in sys.modules if m.split('.')[0] == 'triton' or 'kernels.gpu' in m or m.endswith('cuda_load')]; "
         "assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

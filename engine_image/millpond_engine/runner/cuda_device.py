@@ -1,0 +1,42 @@
+"""Whether this process can use a GPU; imports nothing that a CPU image lacks."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+
+import torch
+
+
+class DeviceUnavailableError(RuntimeError):
+    """The configured device cannot be used; the message says what is missing."""
+
+
+def find_gpu() -> torch.device:
+    """The GPU this process uses.
+
+    Raises:
+        DeviceUnavailableError: there is none, or its kernels cannot be compiled.
+    """
+    if not torch.cuda.is_available():
+        raise DeviceUnavailableError(
+            "device Cuda is asked for, but torch finds no GPU; see `nvidia-smi` in the container"
+        )
+    problem = explain_missing_compiler()
+    if problem is not None:
+        raise DeviceUnavailableError(f"a GPU is there, but {problem}; or set device Cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def explain_missing_compiler() -> str | None:
+    """What is missing to compile kernels; None when nothing is."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed: use an engine image built with DEVICE=cuda"
+    found = any(shutil.which(name) for name in ("gcc", "clang"))
+    if not (found or "CC" in os.environ or "TRITON_CACHE_DIR" in os.environ):
+        return (
+            "Triton finds no C compiler for its driver module: "
+            "install gcc or name a filled cache in TRITON_CACHE_DIR"
+        )
+    return None
