@@ -27,9 +27,9 @@ $(STAMP): requirements/dev.txt pyproject.toml
 	@touch $@
 
 .PHONY: test
-test: install ## Run the tests (brings up the cluster they need; see MILLPOND_KUBECONFIG)
+test: install ## Run the tests (brings up the cluster they need; see MILLPOND_KUBECONFIG); ARGS='tests/unit -k x' narrows
 	@hack/prepare test
-	@$(BIN)/pytest tests $(ARGS)
+	@hack/test $(ARGS)
 
 .PHONY: test-model
 test-model: install ## 200 prompts of the real model against transformers (ten minutes or more; not part of `make test`)
