@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 the work failed, 2 the command line or the configuration i
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 from collections.abc import Sequence
 
@@ -47,5 +48,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = arguments.run(arguments)
     except (ConfigError, TokenizerError) as error:
         print(f"millpond-engine: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.errno not in (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL):
+            raise
+        print(f"millpond-engine: {error}; choose another address or port", file=sys.stderr)
+        return 2
+    except OverflowError as error:
+        print(f"millpond-engine: {error}; ports are 0 to 65535", file=sys.stderr)
         return 2
     return code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import gc
 import os
 import sys
@@ -30,7 +31,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     configure_log()
     gc.freeze()  # what is loaded by now lives as long as the process; collections need not walk it
     gc.set_threshold(_GC_ALLOCATIONS, 20, 50)
-    return uvloop.run(_run(options))
+    try:
+        return uvloop.run(_run(options))
+    except OSError as error:
+        if error.errno not in (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL):
+            raise
+        print(
+            f"millpond-gateway: cannot listen: {error}; choose other --host, --port or --admin-port",
+            file=sys.stderr,
+        )
+    except OverflowError as error:
+        print(f"millpond-gateway: {error}; ports are 0 to 65535", file=sys.stderr)
+    return 2
 
 
 async def _run(options: Options) -> int:

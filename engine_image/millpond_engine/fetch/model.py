@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import sys
@@ -71,7 +72,7 @@ def fetch_model(
             say(f"{source} is already in {directory}")
             return done
         if parsed.scheme == "file":
-            return _link_local(parsed, directory)
+            return _link_local(parsed, directory, sha256)
         with make_client(settings.stall_seconds) as client:
             listing = _list_with_retries(client, parsed, revision or DEFAULT_REVISION, settings)
             fetched = _download_all(listing, directory, sha256, settings, say)
@@ -147,11 +148,13 @@ def _download_all(
     return tuple(download(file, directory, retry=settings.retry, progress=progress) for file in files)
 
 
-def _link_local(source: ModelSource, directory: Path) -> tuple[Fetched, ...]:
+def _link_local(source: ModelSource, directory: Path, sha256: str | None) -> tuple[Fetched, ...]:
     """Link to a file or to the files of a directory that is already on this machine."""
     path = Path(source.path)
     if not path.exists():
         raise LocalError(FetchReason.LOCAL_FILE, f"{source.uri}: no such file or directory in this container")
+    if sha256 is not None:
+        _check_local(source, path, sha256)
     linked = []
     for file in sorted(path.iterdir()) if path.is_dir() else [path]:
         link = directory / file.name
@@ -159,6 +162,18 @@ def _link_local(source: ModelSource, directory: Path) -> tuple[Fetched, ...]:
         link.symlink_to(file.resolve())
         linked.append(Fetched(file.name, file.stat().st_size, ""))
     return tuple(linked)
+
+
+def _check_local(source: ModelSource, path: Path, sha256: str) -> None:
+    if path.is_dir():
+        message = f"{source.uri} is a directory and a checksum belongs to one file; name the file"
+        raise SourceError(FetchReason.INVALID_SOURCE, message)
+    with path.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if found != sha256.lower():
+        raise LocalError(
+            FetchReason.CHECKSUM_MISMATCH, f"{source.uri}: sha256 is {found}, asked for {sha256}"
+        )
 
 
 def _make_directory(directory: Path) -> None:

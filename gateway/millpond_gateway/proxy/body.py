@@ -58,6 +58,8 @@ def parse_body(body: bytes) -> ParsedBody | ApiError:
         message, _, path = str(error).partition(" - at ")
         param = path.strip("`").removeprefix("$").removeprefix(".") or None
         return ApiError(ErrorCode.INVALID_VALUE, f"{param or 'the body'}: {message}", param)
+    except RecursionError:
+        return ApiError(ErrorCode.INVALID_VALUE, "the body is nested too deeply")
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return ApiError(ErrorCode.INVALID_VALUE, f"the body is not valid JSON: {error}")
     limit = read.max_completion_tokens if read.max_completion_tokens is not None else read.max_tokens

@@ -137,10 +137,11 @@ class ClientConnection(asyncio.Protocol):
         assert caller is not None
         assert transport is not None
         body = self._reader.take_body()
-        self._announced = 0  # the exchange gives the bytes back
-        self._exchange = self._relay.start(
-            self, transport, head, caller, body, pipelined=self._reader.pipelined
+        exchange = self._relay.start(self, transport, head, caller, body, pipelined=self._reader.pipelined)
+        self._announced = (
+            0  # the exchange gives the bytes back; an error on the way here leaves them to this client
         )
+        self._exchange = exchange
         if self._exchange is not None:
             self._exchange.decide()
 

@@ -200,7 +200,8 @@ class Exchange:
             self._pass_kept_answer()
         if self.phase is Phase.ENDED:
             return
-        if self._reply.is_stream and self._reply.status == 200 and not self._reply.said_done:
+        finished = self._reply.said_done or self._reply.said_error
+        if self._reply.is_stream and self._reply.status == 200 and not finished:
             self._give_up(Outcome.STREAM_BROKEN, "the replica ended the stream without finishing it")
             return
         self._reply.end()

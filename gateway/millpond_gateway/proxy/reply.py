@@ -82,6 +82,11 @@ class Reply:
         """The stream said `[DONE]`."""
         return self._tail.done
 
+    @property
+    def said_error(self) -> bool:
+        """The stream carried an error event of the engine's own."""
+        return self._tail.failed
+
     def find_usage(self) -> Usage | None:
         """What the engine counted."""
         return self._tail.find_usage()

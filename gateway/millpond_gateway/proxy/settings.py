@@ -17,7 +17,7 @@ class RelaySettings:
     max_headers: int = 100
     max_target_bytes: int = 4_096
     max_body_bytes: int = 64 * 1024 * 1024
-    max_buffered_body_bytes: int = 1024 * 1024 * 1024
+    max_buffered_body_bytes: int = 256 * 1024 * 1024
     """All request bodies held at once, announced or read."""
     write_buffer_bytes: int = 65_536
     """Unsent bytes towards one client at which reading from its engine pauses."""

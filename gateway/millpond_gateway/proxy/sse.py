@@ -16,6 +16,9 @@ from millpond_gateway.routing.records import Usage
 COMMENT: Final = b": waiting\n\n"
 _DONE: Final = b"data: [DONE]"
 _USAGE: Final = b'"usage"'
+_ERROR: Final = b"event: error\n"
+_LATER_ERROR: Final = b"\n" + _ERROR
+"""Never inside an event's JSON, where a line feed is escaped."""
 _KEEP_BYTES: Final = 4096
 """Of an unfinished event, its tail; a usage chunk is a few hundred bytes."""
 
@@ -38,11 +41,13 @@ _DECODER: Final = msgspec.json.Decoder(_Usage)
 class StreamTail:
     """Follows one answer's bytes, streamed or not."""
 
-    __slots__ = ("_last_usage", "_open_event", "done")
+    __slots__ = ("_last_usage", "_open_event", "done", "failed")
 
     def __init__(self) -> None:
         self.done = False
         """`[DONE]` has passed."""
+        self.failed = False
+        """An error event has passed: the engine has said itself that the stream is not whole."""
         self._open_event = b""
         self._last_usage = b""
 
@@ -57,6 +62,8 @@ class StreamTail:
             data = self._open_event + data
         if _USAGE in data:
             self._last_usage = data
+        if data.startswith(_ERROR) or _LATER_ERROR in data:
+            self.failed = True
         if data.endswith(b"\n\n"):
             self._open_event = b""
             if data.endswith(b"[DONE]\n\n"):

@@ -31,9 +31,15 @@ MODEL = [
         POOL,
         at(
             "spec.model",
-            *({"source": s, "sha256": "0" * 64} for s in GOOD_SOURCES if s[:3] not in ("oci", "hf:")),
+            *({"source": s, "sha256": "0" * 64} for s in GOOD_SOURCES if s.startswith(("http", "s3"))),
         ),
-        at("spec.model", *({"source": s, "sha256": "0" * 64} for s in ("hf://o/r", "oci://r.io/i:1"))),
+        at(
+            "spec.model",
+            *(
+                {"source": s, "sha256": "0" * 64}
+                for s in ("hf://o/r", "oci://r.io/i:1", "file:///m.gguf", "pvc://c/m")
+            ),
+        ),
     ),
     Rule(
         "model.sha256 is the checksum of one file",

@@ -336,3 +336,15 @@ class BucketServer(FileServer):
         )
         body = f"<ListBucketResult><Name>models</Name><IsTruncated>false</IsTruncated>{contents}</ListBucketResult>"
         self._send(request, 200, body.encode(), {"Content-Type": "application/xml"})
+
+
+def test_a_file_of_this_machine_is_held_to_its_checksum(tmp_path: Path) -> None:
+    model = tmp_path / "m.gguf"
+    model.write_bytes(b"weights")
+    source = f"file://{model}"
+    with pytest.raises(FetchError, match="sha256 is"):
+        fetch_model(source, tmp_path / "out", sha256="0" * 64)
+    with pytest.raises(FetchError, match="name the file"):
+        fetch_model(f"file://{tmp_path}", tmp_path / "out", sha256="0" * 64)
+    digest = hashlib.sha256(b"weights").hexdigest()
+    assert fetch_model(source, tmp_path / "out", sha256=digest)[0].name == "m.gguf"
