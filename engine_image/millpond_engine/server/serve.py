@@ -22,6 +22,7 @@ log = structlog.get_logger(__name__)
 
 _FLUSH_SECONDS = 1.0
 """After a failure: time for error events to reach their clients."""
+_MAX_HEAD_BYTES = 40 * 1024
 _STOP_SECONDS = 3.0
 
 
@@ -103,6 +104,9 @@ class Server:
             access_log=None,
             auto_decompress=False,  # a small body must not become a large one before its size is checked
             keepalive_timeout=self._context.limits.idle_connection_seconds,
+            # More than the gateway takes for a whole head: what it lets through is read here, not refused as plain text.
+            max_line_size=_MAX_HEAD_BYTES,
+            max_field_size=_MAX_HEAD_BYTES,
             shutdown_timeout=1.0,
             lingering_time=2.0,
         )
