@@ -104,7 +104,7 @@ def test_a_scale_down_cordons_the_least_valuable_replica_first(world: World) -> 
     names = sorted(pod["metadata"]["name"] for pod in world.list_pods("victims"))
     for value, name in enumerate(names):
         world.gateway.unique_cached_tokens[name] = 1000 * (value + 1)
-    world.behaviours["victims"] = lambda _pod: Behaviour(drain_seconds=6.0)
+    world.behaviours["victims"] = lambda _pod: Behaviour(drain_seconds=20.0)
     world.gateway.open_requests[names[0]] = 5
     world.patch("victims", {"spec": {"replicas": 2}})
     leaving = wait_for(

@@ -67,8 +67,13 @@ def test_replicas_follow_the_load_up_and_drain_when_it_ends(scaled: World) -> No
     offer(scaled, "follow", 3_000.0)
     wait_count(scaled, "follow", 4)
     scaled.wait_ready("follow")
+
+    def numbers() -> tuple[int, int]:
+        scaling = scaled.get("follow")["status"]["scaling"]
+        return scaling["decision"], scaling["recommendation"]
+
+    wait_for("the status has the decision", lambda: numbers() == (4, 4))
     scaling = scaled.get("follow")["status"]["scaling"]
-    assert (scaling["decision"], scaling["recommendation"]) == (4, 4)
     assert scaling["reason"] in ("PrefillDemand", "Steady"), "and steady once it is carried out"
     assert (scaling["demandTokensPerSecond"], scaling["capacityTokensPerSecond"]) == (3000, 1000)
     assert scaling["startSeconds"] >= 1
@@ -126,10 +131,10 @@ def test_as_019_a_held_request_wakes_a_pool_at_zero_and_an_idle_one_goes_back(sc
     wait_for("a replica starts", lambda: scaled.list_pods("sleepy"), seconds=10)
     assert time.monotonic() - started < 3.0
     scaled.wait_ready("sleepy")
-    assert scaled.list_events("sleepy", "HeldDemand")
+    wait_for("the event", lambda: scaled.list_events("sleepy", "HeldDemand"))
     offer(scaled, "sleepy", 0.0, last_request_seconds_ago=3600.0)
     wait_count(scaled, "sleepy", 0, seconds=25)
-    assert scaled.list_events("sleepy", "Idle")
+    wait_for("the event", lambda: scaled.list_events("sleepy", "Idle"))
 
 
 def test_op_063_without_data_the_count_is_held_and_the_address_named(scaled: World) -> None:
