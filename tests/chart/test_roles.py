@@ -184,8 +184,7 @@ def live_through(kube: Kube) -> None:
     apply(replicas=1)
     wait_for("one replica is left", ready, seconds=60)
     apply(replicas=1, engine={"image": "engine:bad"})
-    # Without sight of the nodes the rollout waits half a minute for room before it replaces.
-    wait_for("the failure is named", lambda: reason() == "CrashLoop", seconds=150)
+    wait_for("the failure is named", lambda: reason() == "CrashLoop", seconds=60)
     apply(replicas=1, engine={"image": "engine:good"})
     wait_for("the pool is mended", ready, seconds=60)
     kube.delete(*POOL)

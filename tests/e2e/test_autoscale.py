@@ -73,6 +73,10 @@ def test_as_019_load_wakes_grows_and_shrinks_a_pool_and_no_stream_is_lost(
         )
         try:
             await asyncio.to_thread(change)
+            while (
+                tally.total <= 50 and not task.done()
+            ):  # how many fit into the change depends on the machine
+                await asyncio.sleep(0.2)
         finally:
             stop.set()
             await task
@@ -86,5 +90,5 @@ def test_as_019_load_wakes_grows_and_shrinks_a_pool_and_no_stream_is_lost(
     tally = asyncio.run(
         load(OLD_PROMPTS, lambda: wait_for_count(lambda n: n == 1, seconds=180), tokens=100, concurrency=4)
     )
-    assert tally.total >= 20  # enough to be a load; how many more depends on the machine
+    assert tally.total > 50
     assert_whole(tally)
