@@ -7,7 +7,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.millpond-installed
-UV_VERSION := 0.13.9
+UV_VERSION := $(shell sed -n 's/^uv==\([^ ]*\).*/\1/p' requirements/build.txt)
 export PYTHONPATH := hack
 # Everything here runs on two cores beside a cluster: without a bound every torch process would take both.
 export OMP_NUM_THREADS ?= 1
