@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -25,6 +26,11 @@ SYSTEM = (
     "grinding. In dry summers the keeper lets only half the gate open, and the miller grinds every second day. The wheel is of "
     "oak, fourteen feet across, and was built anew after the flood. Answer in one short sentence."
 )
+
+CALM = [f"Tell me about the number {number}." for number in range(8)]
+BURST = [f"{number}: " + "The miller asks for water. " * 40 for number in range(10_000)]
+BURST_STREAMS = 12
+SCALING = {"minReplicas": 2, "maxReplicas": 3}
 
 
 def main() -> int:
@@ -76,6 +82,7 @@ def show(stack: ExitStack, *, quick: bool) -> None:
         say(f"first token after {answer.first_token_seconds * 1000:.0f} ms")
     if not quick:
         show_prefix_cache(url)
+        pool = show_burst(site, url, pool)
         show_rollout(site, url, pool)
     finish(site)
 
@@ -105,25 +112,61 @@ def show_prefix_cache(url: str) -> None:
             )
 
 
+def show_burst(site: Site, url: str, pool: dict[str, Any]) -> dict[str, Any]:
+    """Hand the count to the autoscaler, send more than two replicas can take, and wait for the third.
+
+    Returns:
+        The pool as it is now, with `scaling` instead of `replicas`.
+    """
+    spec = {key: value for key, value in pool["spec"].items() if key != "replicas"}
+    elastic = {**pool, "spec": {**spec, "scaling": SCALING}}
+    with step(f"a burst of {BURST_STREAMS} streams at once, every prompt new, makes the pool grow"):
+        site.apply(elastic)
+        tally = asyncio.run(_load_while(url, BURST, BURST_STREAMS, lambda: _wait_grown(site)))
+        _judge(tally)
+    return elastic
+
+
+def _wait_grown(site: Site) -> None:
+    pool = site.wait_for(MODEL, _is_grown, what="grows to three replicas", seconds=180)
+    scaling = pool["status"]["scaling"]
+    say(
+        f"decision {scaling['decision']} because {scaling['reason']}: demand {scaling['demandTokensPerSecond']} "
+        f"tokens/s, one replica sustains {scaling.get('capacityTokensPerSecond', 'an unknown number')}"
+    )
+    site.wait_ready(MODEL)
+
+
+def _is_grown(pool: Mapping[str, Any]) -> bool:
+    status = pool.get("status", {})
+    return int(status.get("desiredReplicas") or 0) > SCALING["minReplicas"]
+
+
 def show_rollout(site: Site, url: str, pool: dict[str, Any]) -> None:
     """Roll the pool to a new revision while streams run; none may be lost."""
     with step("a new revision rolls out while clients stream"):
-        tally = asyncio.run(_roll_under_load(site, url, pool))
-        say(f"{tally.total} streams: {tally}")
-        if tally.total != tally.counts[Verdict.COMPLETE]:
-            raise DemoError(
-                f"streams were not whole: {tally.details}", hint="kubectl logs of gateway and engine pods"
-            )
+        tally = asyncio.run(_load_while(url, CALM, 4, lambda: _roll(site, pool)))
+        _judge(tally)
 
 
-async def _roll_under_load(site: Site, url: str, pool: dict[str, Any]) -> Tally:
+def _judge(tally: Tally) -> None:
+    say(f"{tally.total} streams: {tally}")
+    if tally.total != tally.counts[Verdict.COMPLETE]:
+        raise DemoError(
+            f"streams were not whole: {tally.details}", hint="kubectl logs of gateway and engine pods"
+        )
+
+
+async def _load_while(
+    url: str, prompts: Sequence[str], concurrency: int, change: Callable[[], None]
+) -> Tally:
+    """Keep streams open until a change is through."""
     stop = asyncio.Event()
-    prompts = [f"Tell me about the number {number}." for number in range(8)]
     load = asyncio.create_task(
-        run_load(url, model=MODEL, prompts=prompts, tokens=24, concurrency=4, stop=stop)
+        run_load(url, model=MODEL, prompts=prompts, tokens=24, concurrency=concurrency, stop=stop)
     )
     try:
-        await asyncio.to_thread(_roll, site, pool)
+        await asyncio.to_thread(change)
     finally:
         stop.set()
         tally = await load
@@ -145,6 +188,7 @@ The pool is running. How to go on:
     {kubectl} -n {site.namespace} port-forward service/millpond-gateway 8080:80
     curl localhost:8080/v1/chat/completions -H 'content-type: application/json' \\
       -d '{{"model": "{MODEL}", "stream": true, "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+Dashboards for Grafana lie in charts/millpond/files; --set monitoring.dashboards.enabled=true installs them with the chart.
 Clean up: make demo-clean""")
 
 

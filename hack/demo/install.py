@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,19 +112,29 @@ class Site:
         Raises:
             DemoError: not within `seconds`; with the last reason.
         """
+        return self.wait_for(pool, lambda document: describe(document)[1], what="is Ready", seconds=seconds)
+
+    def wait_for(
+        self, pool: str, wanted: Callable[[dict[str, Any]], bool], *, what: str, seconds: float
+    ) -> dict[str, Any]:
+        """Wait until the pool is as wanted, printing each change.
+
+        Raises:
+            DemoError: not within `seconds`; with the last reason.
+        """
         deadline = time.monotonic() + seconds
         last = ""
         while time.monotonic() < deadline:
             document = self.fetch_pool(pool)
-            line, ready = describe(document)
+            line, _ = describe(document)
             if line != last:
                 say(line)
                 last = line
-            if ready:
+            if wanted(document):
                 return document
             time.sleep(1)
         hint = f"kubectl -n {self.namespace} describe mpool {pool}; kubectl -n {self.namespace} get pods"
-        raise DemoError(f"pool {pool} is not Ready after {seconds:.0f} s: {last}", hint=hint)
+        raise DemoError(f"not within {seconds:.0f} s: pool {pool} {what}; last seen: {last}", hint=hint)
 
 
 def push_images(cluster: Cluster) -> dict[str, str]:

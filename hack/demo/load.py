@@ -10,6 +10,7 @@ import asyncio
 import json
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -155,7 +156,7 @@ async def run_load(
     base_url: str,
     *,
     model: str,
-    prompts: list[str],
+    prompts: Sequence[str],
     tokens: int,
     concurrency: int,
     stop: asyncio.Event,
