@@ -14,9 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx
+import msgspec
 
+from millpond_common.contract.model_facts import FETCHED, LINE_PREFIX, dump_facts
 from millpond_engine.fetch.download import Fetched, ProgressCallback, RetrySettings, download
 from millpond_engine.fetch.errors import FetchError, FetchReason, LocalError, SourceError, UnreachableError
+from millpond_engine.fetch.facts import CONFIG_NAME, estimate_facts, read_facts
 from millpond_engine.fetch.http import make_client, make_reader
 from millpond_engine.fetch.hub import list_hub
 from millpond_engine.fetch.sources import Listing, ModelSource, RemoteFile, file_name_of, parse_source
@@ -91,20 +94,25 @@ def run_fetch(
 ) -> int:
     """The command's body: fetch, and on failure leave one JSON line for the operator. Returns the exit code."""
     try:
-        fetch_model(source, directory, revision=revision, sha256=sha256)
+        fetched = fetch_model(source, directory, revision=revision, sha256=sha256)
     except FetchError as error:
         _say(f"{error.reason}: {error}")
-        write_termination_message(termination_message, error)
+        write_termination_message(
+            termination_message, {"reason": str(error.reason), "message": str(error)[:_MESSAGE_BYTES]}
+        )
         return 1
+    facts = read_facts(directory / fetched[0].name if len(fetched) == 1 else directory)
+    if facts is not None:
+        told = {"reason": FETCHED, "message": f"{len(fetched)} files", "model": msgspec.to_builtins(facts)}
+        write_termination_message(termination_message, told)
     return 0
 
 
-def write_termination_message(path: Path | None, error: FetchError) -> None:
+def write_termination_message(path: Path | None, told: dict[str, object]) -> None:
     """One JSON line with reason and message; a path that cannot be written is ignored, the exit code still tells."""
     if path is not None:
-        line = json.dumps({"reason": str(error.reason), "message": str(error)[:_MESSAGE_BYTES]})
         with contextlib.suppress(OSError):
-            path.write_text(line + "\n", encoding="utf-8")
+            path.write_text(json.dumps(told) + "\n", encoding="utf-8")
 
 
 def _list(client: httpx.Client, source: ModelSource, revision: str, stall_seconds: float) -> Listing:
@@ -145,7 +153,18 @@ def _download_all(
             raise SourceError(FetchReason.INVALID_SOURCE, message)
         files = (replace(files[0], sha256=sha256),)
     progress = _make_progress(say)
-    return tuple(download(file, directory, retry=settings.retry, progress=progress) for file in files)
+    fetched = []
+    # The shape first: with the sizes of the listing it tells what memory the model needs, long before the weights are here.
+    for file in sorted(files, key=lambda file: file.name != CONFIG_NAME):
+        fetched.append(download(file, directory, retry=settings.retry, progress=progress))
+        facts = (
+            estimate_facts(directory, [(f.name, f.size_bytes) for f in files])
+            if file.name == CONFIG_NAME
+            else None
+        )
+        if facts is not None:
+            say(LINE_PREFIX + dump_facts(facts))
+    return tuple(fetched)
 
 
 def _link_local(source: ModelSource, directory: Path, sha256: str | None) -> tuple[Fetched, ...]:
