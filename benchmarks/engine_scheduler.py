@@ -18,11 +18,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from millpond_engine.core.blocks import count_blocks
-from millpond_engine.core.request import Request, SamplingParams, StopParams
 from millpond_engine.core.scheduler import Scheduler
-from millpond_engine.core.settings import Capacity, SchedulerSettings
-from millpond_engine.core.step import RowResult, StepPlan, StepResult
+from millpond_engine.core.settings import SchedulerSettings
 from millpond_engine.core.tree import PrefixTree
+from millpond_engine.records.capacity import Capacity
+from millpond_engine.records.request import Request, SamplingParams, StopParams
+from millpond_engine.records.step import RowResult, StepPlan, StepResult
 
 BLOCK_TOKENS = 16
 GREEDY = SamplingParams(temperature=0.0, seed=0)

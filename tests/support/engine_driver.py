@@ -6,11 +6,11 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
-from millpond_engine.core.outputs import Preempted
-from millpond_engine.core.request import BeamParams, Request, SamplingParams, StopParams
 from millpond_engine.core.scheduler import Scheduler
-from millpond_engine.core.settings import SchedulerSettings, make_capacity
-from millpond_engine.core.step import TokenLogprobs
+from millpond_engine.core.settings import SchedulerSettings
+from millpond_engine.records.outputs import Preempted
+from millpond_engine.records.request import BeamParams, Request, SamplingParams, StopParams
+from millpond_engine.records.step import TokenLogprobs
 
 
 @dataclass
@@ -29,7 +29,7 @@ class EngineDriver:
 
     def __init__(self, runner: Any, *, poison: bool = False, **settings: Any) -> None:
         self.runner = runner
-        self.scheduler = Scheduler(SchedulerSettings(**settings), make_capacity(runner.info))
+        self.scheduler = Scheduler(SchedulerSettings(**settings), runner.info)
         self.choices: dict[str, dict[int, Choice]] = {}
         self.prompts: dict[str, Any] = {}
         self.preemptions: list[Preempted] = []

@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from millpond_engine.core.request import SamplingParams
-from millpond_engine.core.step import BlockCopy, BlockMove, NewRow, RowResult, RowStep, StepPlan
+from millpond_engine.records.request import SamplingParams
+from millpond_engine.records.step import BlockCopy, BlockMove, NewRow, RowResult, RowStep, StepPlan
 
 GREEDY = SamplingParams(temperature=0.0)
 

@@ -10,8 +10,8 @@ import structlog
 
 from millpond_common.contract.engine_config import EngineConfig
 from millpond_common.version import __version__
+from millpond_engine.commands.scheduling import make_settings
 from millpond_engine.core.scheduler import Scheduler
-from millpond_engine.core.settings import make_capacity, make_settings
 from millpond_engine.engine.runner import Runner
 from millpond_engine.engine.step import Engine, make_epoch
 from millpond_engine.loop.kv_publisher import KvPublisher, PublisherSettings
@@ -122,4 +122,4 @@ def _load_engine(
     )
     if overlap is None:
         overlap = info.device.startswith("cuda")
-    return Engine(Scheduler(settings, make_capacity(info)), runner, overlap=overlap)
+    return Engine(Scheduler(settings, info), runner, overlap=overlap)

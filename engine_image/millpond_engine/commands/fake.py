@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from millpond_common.contract.engine_config import EngineConfig
-from millpond_engine.core.settings import Capacity
 from millpond_engine.engine.runner import RunnerInfo
 from millpond_engine.fake.cost import CostModel, make_faults
 from millpond_engine.fake.runner import FakeOptions, FakeRunner
@@ -68,15 +67,14 @@ def make_fake_info(
     config: EngineConfig, tokenizer: Tokenizer, *, num_blocks: int, num_host_blocks: int = 0
 ) -> RunnerInfo:
     """Facts of a fake replica."""
-    capacity = Capacity(num_blocks, config.kv_cache.block_tokens, config.max_model_tokens)
     return RunnerInfo(
         model="fake",
         vocabulary_size=tokenizer.facts.vocabulary_size,
         max_model_tokens=config.max_model_tokens,
-        block_tokens=capacity.block_tokens,
-        num_blocks=capacity.num_blocks,
+        block_tokens=config.kv_cache.block_tokens,
+        num_blocks=num_blocks,
         num_host_blocks=num_host_blocks,
-        bytes_per_block=capacity.block_tokens * 4,
+        bytes_per_block=config.kv_cache.block_tokens * 4,
         dtype="none",
         device="fake",
         eos_token_ids=tokenizer.facts.eos_token_ids,

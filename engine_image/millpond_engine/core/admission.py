@@ -12,12 +12,12 @@ from millpond_engine.core.builder import PlanBuilder
 from millpond_engine.core.coming import ComingBlocks
 from millpond_engine.core.forecast import Forecast, is_due_a_guarantee
 from millpond_engine.core.preemption import CLASS, get_victim_key, list_victims, preempt
-from millpond_engine.core.request import WaitReason
 from millpond_engine.core.room import schedule_chunk
 from millpond_engine.core.sequence import Group, Sequence
 from millpond_engine.core.shares import check_gates
 from millpond_engine.core.state import State
-from millpond_engine.core.step import BlockMove
+from millpond_engine.records.request import WaitReason
+from millpond_engine.records.step import BlockMove
 
 
 class Admission:

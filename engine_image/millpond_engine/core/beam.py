@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from millpond_engine.core.request import BeamParams, FinishReason
+from millpond_engine.records.request import BeamParams, FinishReason
 
 Branches = tuple[tuple[int, float], ...]
 

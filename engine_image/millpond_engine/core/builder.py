@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millpond_engine.core.sequence import Sequence
-from millpond_engine.core.step import BlockCopy, BlockMove, NewRow, RowStep, StepPlan
+from millpond_engine.records.step import BlockCopy, BlockMove, NewRow, RowStep, StepPlan
 
 
 class PlanBuilder:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from millpond_engine.core.outputs import QueueCount, SchedulerCounts
 from millpond_engine.core.state import State
+from millpond_engine.records.outputs import QueueCount, SchedulerCounts
 
 
 def make_counts(state: State) -> SchedulerCounts:

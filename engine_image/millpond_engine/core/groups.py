@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from millpond_engine.core.beam import Survivor
-from millpond_engine.core.outputs import SequenceOutput
-from millpond_engine.core.request import FinishReason
 from millpond_engine.core.sequence import Group, Sequence
 from millpond_engine.core.state import State
+from millpond_engine.records.outputs import SequenceOutput
+from millpond_engine.records.request import FinishReason
 
 
 def end_sequence(state: State, sequence: Sequence, finish: FinishReason) -> None:

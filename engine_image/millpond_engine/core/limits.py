@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from millpond_engine.core.blocks import count_blocks
-from millpond_engine.core.request import Refusal, RefusalReason, Request
-from millpond_engine.core.settings import Capacity, ClassRule, SchedulerSettings
+from millpond_engine.core.settings import ClassRule, SchedulerSettings
+from millpond_engine.records.capacity import Capacity
+from millpond_engine.records.request import Refusal, RefusalReason, Request
 
 
 def count_group_blocks(request: Request, settings: SchedulerSettings, capacity: Capacity) -> int:

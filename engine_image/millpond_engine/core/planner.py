@@ -14,7 +14,7 @@ from millpond_engine.core.builder import PlanBuilder
 from millpond_engine.core.room import schedule_chunk
 from millpond_engine.core.sequence import Sequence
 from millpond_engine.core.state import State
-from millpond_engine.core.step import StepPlan
+from millpond_engine.records.step import StepPlan
 
 
 def make_plan(state: State, now: float) -> StepPlan:

@@ -12,11 +12,11 @@ from collections import Counter
 
 from millpond_engine.core.blocks import count_blocks
 from millpond_engine.core.builder import PlanBuilder
-from millpond_engine.core.outputs import Preempted
-from millpond_engine.core.request import FinishReason, PreemptionMode, Refusal, RefusalReason, WaitReason
 from millpond_engine.core.sequence import Group, Sequence
 from millpond_engine.core.state import State
-from millpond_engine.core.step import BlockMove
+from millpond_engine.records.outputs import Preempted
+from millpond_engine.records.request import FinishReason, PreemptionMode, Refusal, RefusalReason, WaitReason
+from millpond_engine.records.step import BlockMove
 
 _HYSTERESIS = 0.8
 """The other mode must cost less than this share of the last one's cost to be chosen instead."""

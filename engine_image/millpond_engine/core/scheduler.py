@@ -10,13 +10,14 @@ from millpond_engine.core.counts import make_counts
 from millpond_engine.core.groups import end_sequence
 from millpond_engine.core.integrity import check_state
 from millpond_engine.core.limits import check_request
-from millpond_engine.core.outputs import SchedulerCounts, StepOutput
 from millpond_engine.core.planner import make_plan
-from millpond_engine.core.request import FinishReason, Refusal, RefusalReason, Request
-from millpond_engine.core.settings import Capacity, SchedulerSettings
+from millpond_engine.core.settings import SchedulerSettings
 from millpond_engine.core.state import State
-from millpond_engine.core.step import StepPlan, StepResult
 from millpond_engine.core.update import apply_failure, apply_result
+from millpond_engine.records.capacity import Capacity
+from millpond_engine.records.outputs import SchedulerCounts, StepOutput
+from millpond_engine.records.request import FinishReason, Refusal, RefusalReason, Request
+from millpond_engine.records.step import StepPlan, StepResult
 
 
 class Scheduler:

@@ -6,10 +6,10 @@ from array import array
 from dataclasses import replace
 
 from millpond_engine.core.beam import BeamSearch
-from millpond_engine.core.request import FinishReason, Request, SamplingParams, WaitReason
 from millpond_engine.core.settings import ClassRule
-from millpond_engine.core.step import TokenLogprobs
 from millpond_engine.core.tree import Namespace
+from millpond_engine.records.request import FinishReason, Request, SamplingParams, WaitReason
+from millpond_engine.records.step import TokenLogprobs
 
 NO_ROW = -1
 _MASK = (1 << 64) - 1

@@ -1,11 +1,9 @@
-"""What the scheduler may spend (Capacity) and how it decides (SchedulerSettings)."""
+"""How the scheduler decides: rules of classes and tenants, policies, limits."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
-
-from millpond_common.contract.engine_config import SchedulingConfig
+from typing import Literal
 
 PolicyName = Literal["FairShare", "Fifo", "Priority", "Deadline", "LongestPrefix"]
 """The configurable policies and LongestPrefix, which orders a class by cached prompt tokens."""
@@ -77,88 +75,3 @@ class SchedulerSettings:
     """Under Deadline, a request waits at most this long behind later arrivals of its class."""
     base_seed: int = 0
     """Start of the seeds drawn for sequences whose request names none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """What the loaded model and its memory allow."""
-
-    num_blocks: int
-    block_tokens: int
-    max_model_tokens: int
-    num_host_blocks: int = 0
-    bytes_per_block: int = 0
-    copy_bytes_per_second: float = 0.0
-    """Measured device to host bandwidth; 0: swapping is never chosen by cost."""
-    eos_token_ids: tuple[int, ...] = ()
-    vocabulary_size: int = 1 << 32
-
-
-class RunnerFacts(Protocol):
-    """The numbers of the runner that bound the scheduler; RunnerInfo has them."""
-
-    @property
-    def num_blocks(self) -> int: ...
-    @property
-    def block_tokens(self) -> int: ...
-    @property
-    def max_model_tokens(self) -> int: ...
-    @property
-    def num_host_blocks(self) -> int: ...
-    @property
-    def bytes_per_block(self) -> int: ...
-    @property
-    def copy_bytes_per_second(self) -> float: ...
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]: ...
-    @property
-    def vocabulary_size(self) -> int: ...
-
-
-def make_capacity(facts: RunnerFacts) -> Capacity:
-    """Take over the numbers of a loaded runner."""
-    return Capacity(
-        num_blocks=facts.num_blocks,
-        block_tokens=facts.block_tokens,
-        max_model_tokens=facts.max_model_tokens,
-        num_host_blocks=facts.num_host_blocks,
-        bytes_per_block=facts.bytes_per_block,
-        copy_bytes_per_second=facts.copy_bytes_per_second,
-        eos_token_ids=facts.eos_token_ids,
-        vocabulary_size=facts.vocabulary_size,
-    )
-
-
-def make_settings(
-    config: SchedulingConfig, *, base_seed: int = 0, cache_events: bool = True
-) -> SchedulerSettings:
-    """Translate the configuration file's section; `base_seed` should differ between engine starts."""
-    classes = tuple(
-        ClassRule(
-            name=item.name,
-            priority=item.priority,
-            ttft_seconds=None if item.ttft_milliseconds is None else item.ttft_milliseconds / 1000,
-            reserved_percent=item.reserved_kv_percent,
-            max_share_percent=item.max_share_percent,
-            gate_class=item.admit_while_queued_class,
-            gate_below=item.admit_while_queued_below or 0,
-        )
-        for item in config.classes
-    )
-    tenants = tuple(
-        TenantRule(item.name, item.weight, item.max_concurrency, item.max_cache_percent)
-        for item in config.tenants
-    )
-    return SchedulerSettings(
-        max_batch_tokens=config.max_batch_tokens,
-        max_sequences=config.max_sequences,
-        max_queued_requests=config.max_queued_requests,
-        max_queued_tokens=config.max_queued_tokens,
-        policy=config.policy,
-        preemption=config.preemption,
-        classes=classes,
-        default_class=config.default_class,
-        tenants=tenants,
-        base_seed=base_seed,
-        cache_events=cache_events,
-    )

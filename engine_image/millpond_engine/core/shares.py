@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from millpond_engine.core.blocks import count_blocks
 from millpond_engine.core.limits import compute_class_limit
-from millpond_engine.core.request import WaitReason
 from millpond_engine.core.sequence import Group
 from millpond_engine.core.settings import ClassRule
 from millpond_engine.core.state import State
+from millpond_engine.records.request import WaitReason
 
 
 def check_gates(state: State, group: Group) -> WaitReason | None:

@@ -14,11 +14,12 @@ from millpond_engine.core.builder import PlanBuilder
 from millpond_engine.core.cache import KvCache
 from millpond_engine.core.estimate import OutputEstimate, PrefillSpeed
 from millpond_engine.core.host import HostPool
-from millpond_engine.core.outputs import Preempted, PromptOutput, SequenceOutput, StepOutput
 from millpond_engine.core.queue import POLICIES, WaitingQueue, wake_account
-from millpond_engine.core.request import FinishReason, PreemptionMode, Refusal, Request
 from millpond_engine.core.sequence import NO_ROW, Account, Group, Sequence, mix_seed
-from millpond_engine.core.settings import Capacity, ClassRule, SchedulerSettings, TenantRule
+from millpond_engine.core.settings import ClassRule, SchedulerSettings, TenantRule
+from millpond_engine.records.capacity import Capacity
+from millpond_engine.records.outputs import Preempted, PromptOutput, SequenceOutput, StepOutput
+from millpond_engine.records.request import FinishReason, PreemptionMode, Refusal, Request
 
 _MAX_ACCOUNTS = 1024
 """Beyond this many, accounts of tenants without an open request are forgotten."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from millpond_engine.core.groups import advance_beams, end_sequence, fail_group
-from millpond_engine.core.outputs import PromptOutput, SequenceOutput
-from millpond_engine.core.request import FinishReason
 from millpond_engine.core.sequence import Group, Sequence
 from millpond_engine.core.state import State
-from millpond_engine.core.step import RowResult, RowStep, StepPlan, StepResult, TokenLogprobs
+from millpond_engine.records.outputs import PromptOutput, SequenceOutput
+from millpond_engine.records.request import FinishReason
+from millpond_engine.records.step import RowResult, RowStep, StepPlan, StepResult, TokenLogprobs
 
 
 def apply_result(state: State, plan: StepPlan, result: StepResult, now: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millpond_engine.core.step import StepPlan
+from millpond_engine.records.step import StepPlan
 
 _MIN_STEPS = 16
 _FORGET = 0.999

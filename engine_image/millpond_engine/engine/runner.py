@@ -5,30 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from millpond_engine.core.step import StepPlan, StepResult
+from millpond_engine.records.capacity import Capacity
+from millpond_engine.records.step import StepPlan, StepResult
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerInfo:
-    """What the loaded model and its memory allow."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerInfo(Capacity):
+    """Facts of a loaded model: what the scheduler may spend, and the words of the start-up line."""
 
     model: str
-    """Architecture and size in words, for the start-up line."""
-    vocabulary_size: int
-    max_model_tokens: int
-    """Longest sequence: the smaller of the model's and the configured one."""
-    block_tokens: int
-    num_blocks: int
-    """Usable device blocks; ids are 0 .. num_blocks - 1."""
-    num_host_blocks: int
-    bytes_per_block: int
+    """Architecture and size."""
     dtype: str
     device: str
-    eos_token_ids: tuple[int, ...]
     limited_by: str
-    """What bounds the number of blocks, in words with numbers."""
-    copy_bytes_per_second: float
-    """Measured device to host bandwidth."""
+    """What bounds the number of blocks, with numbers."""
 
 
 class PendingStep(Protocol):
@@ -53,6 +43,10 @@ class Runner(Protocol):
         Raises:
             RunnerError: the step failed and its rows are lost; the engine may go on.
         """
+        ...
+
+    def check(self) -> None:
+        """Called between steps: raise when a part of the runner ended by itself. Ends the engine."""
         ...
 
     def close(self) -> None:

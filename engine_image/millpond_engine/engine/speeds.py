@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from millpond_engine.core.step import StepPlan
+from millpond_engine.records.step import StepPlan
 
 _WEIGHT = 0.1
 """Of the newest step in the moving means: about the last ten busy steps count."""

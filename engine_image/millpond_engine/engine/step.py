@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from millpond_engine.core.outputs import SchedulerCounts, StepOutput
-from millpond_engine.core.request import Refusal, Request
-from millpond_engine.core.step import StepPlan, StepResult
 from millpond_engine.engine.runner import PendingStep, Runner, RunnerError
+from millpond_engine.records.outputs import SchedulerCounts, StepOutput
+from millpond_engine.records.request import Refusal, Request
+from millpond_engine.records.step import StepPlan, StepResult
 
 
 class SchedulerFace(Protocol):
@@ -114,6 +114,10 @@ class Engine:
             self._flight = None
             return self._finish(flight)
         return None
+
+    def check(self) -> None:
+        """Raise when a part of the runner ended by itself, though no step runs."""
+        self.runner.check()
 
     def close(self) -> None:
         """Release the runner. Idempotent."""

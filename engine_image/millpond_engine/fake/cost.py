@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from millpond_engine.core.step import StepPlan
+from millpond_engine.records.step import StepPlan
 
 
 @dataclass(frozen=True, slots=True)

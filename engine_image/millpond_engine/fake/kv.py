@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millpond_engine.core.step import StepPlan
+from millpond_engine.records.step import StepPlan
 
 
 class FakeKv:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from millpond_engine.core.request import SamplingParams
-from millpond_engine.core.step import NewRow, RowResult, RowStep, StepPlan, StepResult, TokenLogprobs
 from millpond_engine.engine.runner import RunnerError, RunnerInfo
 from millpond_engine.fake.clock import Clock, RealClock
 from millpond_engine.fake.cost import CostModel, Faults
 from millpond_engine.fake.kv import FakeKv
 from millpond_engine.fake.script import Script
+from millpond_engine.records.request import SamplingParams
+from millpond_engine.records.step import NewRow, RowResult, RowStep, StepPlan, StepResult, TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -108,6 +108,9 @@ class FakeRunner:
             seconds += faults.stall_seconds
         self._busy_until = max(self._busy_until, self._clock.now()) + seconds
         return FakePendingStep(self._clock, self._busy_until, StepResult(plan.step, results, seconds))
+
+    def check(self) -> None:
+        """Nothing of it can end by itself."""
 
     def close(self) -> None:
         """Forget every row."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from millpond_engine.core.outputs import SequenceOutput
-from millpond_engine.core.request import FinishReason
 from millpond_engine.engine.step import StepReport
 from millpond_engine.loop.ledger import LiveRequest
 from millpond_engine.loop.recorder import Recorder
 from millpond_engine.loop.stream import Delivery, EndKind, RequestStream, StreamEnd, wake_streams
+from millpond_engine.records.outputs import SequenceOutput
+from millpond_engine.records.request import FinishReason
 
 
 class Courier:

@@ -16,8 +16,8 @@ import structlog
 import zmq
 
 from millpond_common.contract import kv_events as wire
-from millpond_engine.core.outputs import CacheCleared, CacheEvent
 from millpond_engine.loop.kv_resident import ResidentBlocks
+from millpond_engine.records.outputs import CacheCleared, CacheEvent
 
 log = structlog.get_logger(__name__)
 

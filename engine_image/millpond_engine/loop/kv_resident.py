@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from millpond_common.contract.blockkey import KeyScope, extend_block_keys, make_namespace
 from millpond_common.contract.kv_events import ClearedBlocks, KvEvent, RemovedBlocks, StoredBlocks
-from millpond_engine.core.outputs import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent
+from millpond_engine.records.outputs import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent
 
 _MAX_RUN = 64
 """Blocks of one event of a snapshot."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from millpond_engine.core.outputs import PromptOutput, SequenceOutput
-from millpond_engine.core.request import Request
 from millpond_engine.loop.stream import RequestStream
+from millpond_engine.records.outputs import PromptOutput, SequenceOutput
+from millpond_engine.records.request import Request
 
 
 @dataclass(slots=True)

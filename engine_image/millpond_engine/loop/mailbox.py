@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from millpond_engine.core.request import Request
 from millpond_engine.loop.stream import RequestStream
+from millpond_engine.records.request import Request
 
 if TYPE_CHECKING:
     from millpond_engine.loop.thread import EngineThread

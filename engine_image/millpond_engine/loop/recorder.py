@@ -5,7 +5,11 @@ from __future__ import annotations
 from millpond_common.contract import metrics as m
 from millpond_common.contract.engine_config import SchedulingConfig
 from millpond_common.contract.openai import ErrorCode
-from millpond_engine.core.outputs import (
+from millpond_engine.engine.costs import StepCosts
+from millpond_engine.engine.step import StepReport
+from millpond_engine.loop.ledger import Ledger, LiveRequest, note_prompt, note_tokens
+from millpond_engine.loop.stats import StatCells
+from millpond_engine.records.outputs import (
     BlocksRemoved,
     BlocksStored,
     CacheEvent,
@@ -13,11 +17,7 @@ from millpond_engine.core.outputs import (
     PromptOutput,
     SequenceOutput,
 )
-from millpond_engine.core.request import PreemptionMode, Request
-from millpond_engine.engine.costs import StepCosts
-from millpond_engine.engine.step import StepReport
-from millpond_engine.loop.ledger import Ledger, LiveRequest, note_prompt, note_tokens
-from millpond_engine.loop.stats import StatCells
+from millpond_engine.records.request import PreemptionMode, Request
 
 DEFAULT_CLASSES = ("interactive", "agent", "batch")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from millpond_engine.core.outputs import CacheEvent
+from millpond_engine.records.outputs import CacheEvent
 
 
 class LoadCancelledError(RuntimeError):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from millpond_engine.core.outputs import SchedulerCounts
 from millpond_engine.engine.runner import RunnerInfo
+from millpond_engine.records.outputs import SchedulerCounts
 
 
 class LoopPhase(StrEnum):

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from millpond_common.contract.openai import ErrorCode
-from millpond_engine.core.outputs import PromptOutput, SequenceOutput
-from millpond_engine.core.request import Refusal
+from millpond_engine.records.outputs import PromptOutput, SequenceOutput
+from millpond_engine.records.request import Refusal
 
 
 class EndKind(StrEnum):

@@ -19,8 +19,6 @@ from typing import Literal, TypeVar
 import structlog
 
 from millpond_common.contract.openai import ErrorCode
-from millpond_engine.core.outputs import CacheCleared, CacheEvent
-from millpond_engine.core.request import Request
 from millpond_engine.engine.speeds import SpeedMeter, make_sample
 from millpond_engine.engine.step import Engine, StepReport
 from millpond_engine.loop.courier import Courier
@@ -30,6 +28,8 @@ from millpond_engine.loop.recorder import Recorder
 from millpond_engine.loop.settings import EventSink, LoadCancelledError, LoopSettings
 from millpond_engine.loop.snapshot import EMPTY_COUNTS, LoopHealth, LoopPhase, LoopSnapshot
 from millpond_engine.loop.stream import Delivery, EndKind, RequestStream, StreamEnd
+from millpond_engine.records.outputs import CacheCleared, CacheEvent
+from millpond_engine.records.request import Request
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -252,6 +252,8 @@ class EngineThread:
         for message in self._mailbox.take(wait_seconds=wait):
             self._take(message)
         self._beat_at = self._clock()
+        if self._engine is not None:
+            self._engine.check()
         if self._may_step():
             report = self.engine.step()
             self._num_steps += 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from millpond_engine.core.step import NewRow
+from millpond_engine.records.step import NewRow
 from millpond_engine.runner.cuda_rows import DeviceRows
 from millpond_engine.runner.cuda_runtime import Array, DeviceRuntime
 

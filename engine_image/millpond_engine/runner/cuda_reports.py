@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from millpond_engine.core.step import TokenLogprobs
+from millpond_engine.records.step import TokenLogprobs
 from millpond_engine.runner.cuda_runtime import Array
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from millpond_engine.core.step import NewRow, RowStep, StepPlan
 from millpond_engine.kernels.gpu.attention import gather_tokens
 from millpond_engine.kernels.inputs import StepInputs
+from millpond_engine.records.step import NewRow, RowStep, StepPlan
 from millpond_engine.runner.cuda_runtime import Array, DeviceRuntime, upload_columns
 
 

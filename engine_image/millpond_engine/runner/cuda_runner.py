@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from millpond_engine.core.step import RowStep, StepPlan, StepResult
 from millpond_engine.engine.runner import RunnerError, RunnerInfo
 from millpond_engine.kernels.inputs import PagedAttention, StepInputs
 from millpond_engine.model.decoder import Decoder
+from millpond_engine.records.step import RowStep, StepPlan, StepResult
 from millpond_engine.runner.cuda_cache import CudaKvCache
 from millpond_engine.runner.cuda_graphs import DecodeGraphs
 from millpond_engine.runner.cuda_rows import DeviceRows

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from millpond_engine.core.step import NewRow, RowResult, RowStep, TokenLogprobs
 from millpond_engine.kernels.gpu.sampling import MIN_TEMPERATURE, DrawInputs, choose
 from millpond_engine.model.decoder import Decoder
+from millpond_engine.records.step import NewRow, RowResult, RowStep, TokenLogprobs
 from millpond_engine.runner.cuda_edits import EditedRow, LogitEditor
 from millpond_engine.runner.cuda_reports import ReportTensors, report_tokens
 from millpond_engine.runner.cuda_rows import DeviceRows

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from millpond_engine.core.step import NewRow
+from millpond_engine.records.step import NewRow
 
 _BANNED = float("-inf")
 

@@ -9,8 +9,8 @@ import time
 
 import torch
 
-from millpond_engine.core.step import BlockCopy, BlockMove
 from millpond_engine.kernels.inputs import AttentionShape
+from millpond_engine.records.step import BlockCopy, BlockMove
 
 
 class KvCache:

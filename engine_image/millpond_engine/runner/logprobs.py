@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from millpond_engine.core.step import TokenLogprobs
+from millpond_engine.records.step import TokenLogprobs
 
 
 def token_logprobs(logits: torch.Tensor, tokens: torch.Tensor, counts: list[int]) -> list[TokenLogprobs]:

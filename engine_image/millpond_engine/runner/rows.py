@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from millpond_engine.core.step import NewRow, RowStep, StepPlan
 from millpond_engine.kernels.inputs import StepInputs
+from millpond_engine.records.step import NewRow, RowStep, StepPlan
 
 _FIRST_ROWS = 64
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from millpond_engine.core.step import NewRow, RowResult, RowStep, TokenLogprobs
 from millpond_engine.model.decoder import Decoder
+from millpond_engine.records.step import NewRow, RowResult, RowStep, TokenLogprobs
 from millpond_engine.runner.draw import DrawParams, draw
 from millpond_engine.runner.edits import edit_logits
 from millpond_engine.runner.logprobs import branches, token_logprobs

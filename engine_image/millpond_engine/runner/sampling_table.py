@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from millpond_engine.core.request import SamplingParams
-from millpond_engine.core.step import NewRow
+from millpond_engine.records.request import SamplingParams
+from millpond_engine.records.step import NewRow
 
 _FIRST_ROWS = 64
 _FLOATS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from millpond_engine.core.step import RowResult, RowStep, StepPlan, StepResult
 from millpond_engine.engine.runner import RunnerError, RunnerInfo
 from millpond_engine.kernels.inputs import PagedAttention
 from millpond_engine.model.decoder import Decoder
+from millpond_engine.records.step import RowResult, RowStep, StepPlan, StepResult
 from millpond_engine.runner.kv_cache import KvCache
 from millpond_engine.runner.rows import RowTable
 from millpond_engine.runner.sampler import SampledStep, Sampler

@@ -9,8 +9,8 @@ from typing import Any
 
 from aiohttp import web
 
-from millpond_engine.core.step import TokenLogprobs
 from millpond_engine.loop.stream import Delivery
+from millpond_engine.records.step import TokenLogprobs
 from millpond_engine.server.answer import answer_call
 from millpond_engine.server.choices import ChoicePiece, TokenEntry
 from millpond_engine.server.context import CONTEXT, ServerContext

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from millpond_engine.core.request import BeamParams, SamplingParams, StopParams
+from millpond_engine.records.request import BeamParams, SamplingParams, StopParams
 from millpond_engine.server.errors import bad_value, unsupported
 from millpond_engine.server.limits import ServerLimits
 from millpond_engine.server.schema import CommonBody

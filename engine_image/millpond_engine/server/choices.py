@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from millpond_engine.core.outputs import SequenceOutput
-from millpond_engine.core.request import FinishReason
-from millpond_engine.core.step import TokenLogprobs
+from millpond_engine.records.outputs import SequenceOutput
+from millpond_engine.records.request import FinishReason
+from millpond_engine.records.step import TokenLogprobs
 from millpond_engine.text.detokenizer import Detokenizer
 from millpond_engine.text.stops import StopHit, StopMatcher
 from millpond_engine.text.tokenizer import Tokenizer, describe_token

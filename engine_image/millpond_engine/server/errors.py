@@ -7,7 +7,7 @@ RequestError
 from __future__ import annotations
 
 from millpond_common.contract.openai import ApiError, ErrorCode
-from millpond_engine.core.request import Refusal, RefusalReason
+from millpond_engine.records.request import Refusal, RefusalReason
 
 RETRY_SECONDS = 1
 """Sent with refusals that end as soon as a queue moves."""

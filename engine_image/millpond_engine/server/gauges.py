@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from millpond_common.contract import metrics as m
 from millpond_common.contract.metrics import Family
-from millpond_engine.core.outputs import SchedulerCounts
 from millpond_engine.loop.recorder import Recorder
 from millpond_engine.loop.snapshot import LoopPhase, LoopSnapshot
 from millpond_engine.loop.stats import Labels
+from millpond_engine.records.outputs import SchedulerCounts
 from millpond_engine.server.context import ServerContext
 from millpond_engine.server.intake import get_now
 

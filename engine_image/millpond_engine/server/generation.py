@@ -8,10 +8,10 @@ from types import TracebackType
 from typing import Self
 
 from millpond_common.contract.openai import ErrorCode
-from millpond_engine.core.request import Request
 from millpond_engine.loop.mailbox import MailboxClosedError, MailboxFullError
 from millpond_engine.loop.stream import Delivery, EndKind, RequestStream, StreamEnd
 from millpond_engine.loop.thread import EngineThread
+from millpond_engine.records.request import Request
 from millpond_engine.server.errors import RequestError, make_error, translate_refusal
 from millpond_engine.server.lifecycle import Cuttable
 

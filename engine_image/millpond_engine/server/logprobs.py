@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from millpond_engine.core.step import TokenLogprobs
+from millpond_engine.records.step import TokenLogprobs
 from millpond_engine.server.choices import TokenEntry
 from millpond_engine.text.tokenizer import Tokenizer, describe_token
 

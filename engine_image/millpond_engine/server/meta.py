@@ -11,7 +11,7 @@ from aiohttp import web
 
 from millpond_common.contract.engine_state import BlockCounts, EngineState, RequestState, Speeds
 from millpond_common.contract.openai import ErrorCode
-from millpond_engine.core.request import Request, SamplingParams, StopParams
+from millpond_engine.records.request import Request, SamplingParams, StopParams
 from millpond_engine.server import checks
 from millpond_engine.server.context import CONTEXT, ServerContext
 from millpond_engine.server.conversation import render_for_tokenize

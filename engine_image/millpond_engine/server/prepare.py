@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from millpond_common.contract.openai import ErrorCode
-from millpond_engine.core.request import Request, SamplingParams, StopParams
+from millpond_engine.records.request import Request, SamplingParams, StopParams
 from millpond_engine.server import checks
 from millpond_engine.server.choices import TextOptions
 from millpond_engine.server.context import ServerContext

@@ -11,8 +11,11 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from millpond_engine.core.outputs import StepOutput
-from millpond_engine.core.request import (
+from millpond_engine.core.scheduler import Scheduler
+from millpond_engine.core.settings import SchedulerSettings
+from millpond_engine.records.capacity import Capacity
+from millpond_engine.records.outputs import StepOutput
+from millpond_engine.records.request import (
     BeamParams,
     FinishReason,
     Refusal,
@@ -20,9 +23,7 @@ from millpond_engine.core.request import (
     SamplingParams,
     StopParams,
 )
-from millpond_engine.core.scheduler import Scheduler
-from millpond_engine.core.settings import Capacity, SchedulerSettings
-from millpond_engine.core.step import NewRow, RowResult, RowStep, StepPlan, StepResult, TokenLogprobs
+from millpond_engine.records.step import NewRow, RowResult, RowStep, StepPlan, StepResult, TokenLogprobs
 
 VOCABULARY = 1000
 POISON = -1

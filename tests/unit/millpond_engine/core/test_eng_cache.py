@@ -8,9 +8,10 @@ import pytest
 from tests.unit.millpond_engine.core.harness import Loop, expect, make_request
 
 from millpond_engine.core import tree
-from millpond_engine.core.outputs import BlocksRemoved, BlocksStored, CacheCleared
-from millpond_engine.core.request import SamplingParams
-from millpond_engine.core.settings import Capacity, ClassRule, SchedulerSettings, TenantRule
+from millpond_engine.core.settings import ClassRule, SchedulerSettings, TenantRule
+from millpond_engine.records.capacity import Capacity
+from millpond_engine.records.outputs import BlocksRemoved, BlocksStored, CacheCleared
+from millpond_engine.records.request import SamplingParams
 
 B = 16
 PROMPT_LOGPROBS = SamplingParams(temperature=0.0, seed=0, num_prompt_logprobs=0)

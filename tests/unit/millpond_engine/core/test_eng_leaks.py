@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.unit.millpond_engine.core.harness import Loop, expect, make_request
 
-from millpond_engine.core.request import BeamParams, FinishReason
-from millpond_engine.core.settings import Capacity, ClassRule, SchedulerSettings
-from millpond_engine.core.step import StepResult
+from millpond_engine.core.settings import ClassRule, SchedulerSettings
+from millpond_engine.records.capacity import Capacity
+from millpond_engine.records.request import BeamParams, FinishReason
+from millpond_engine.records.step import StepResult
 
 OVERLAP = pytest.mark.parametrize("overlap", [False, True])
 

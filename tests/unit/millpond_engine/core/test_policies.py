@@ -8,15 +8,10 @@ import pytest
 from tests.unit.millpond_engine.core.harness import Loop, make_request
 
 from millpond_common.contract.engine_config import ClassConfig, SchedulingConfig, TenantConfig
-from millpond_engine.core.request import RefusalReason, WaitReason
-from millpond_engine.core.settings import (
-    Capacity,
-    ClassRule,
-    SchedulerSettings,
-    TenantRule,
-    make_capacity,
-    make_settings,
-)
+from millpond_engine.commands.scheduling import make_settings
+from millpond_engine.core.settings import ClassRule, SchedulerSettings, TenantRule
+from millpond_engine.records.capacity import Capacity
+from millpond_engine.records.request import RefusalReason, WaitReason
 
 HIGH_LOW = (ClassRule("high", priority=5), ClassRule("low", priority=1))
 
@@ -209,7 +204,6 @@ def test_settings_take_over_the_configuration_file():
         ClassRule("batch", max_share_percent=50, gate_class="chat", gate_below=4),
     )
     assert settings.tenants == (TenantRule("acme", 3, 64, 40),)
-    assert make_capacity(Capacity(5, 16, 100, vocabulary_size=7)) == Capacity(5, 16, 100, vocabulary_size=7)
 
 
 def test_every_policy_of_the_configuration_file_exists():

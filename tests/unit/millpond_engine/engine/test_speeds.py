@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from millpond_engine.core.step import RowStep, StepPlan
 from millpond_engine.engine.costs import StepCosts
 from millpond_engine.engine.speeds import SpeedMeter, StepSample
+from millpond_engine.records.step import RowStep, StepPlan
 
 
 def test_no_data_is_none() -> None:

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from millpond_engine.core.request import FinishReason, Request, SamplingParams, StopParams
 from millpond_engine.core.scheduler import Scheduler
-from millpond_engine.core.settings import SchedulerSettings, make_capacity
+from millpond_engine.core.settings import SchedulerSettings
 from millpond_engine.engine.runner import RunnerInfo
 from millpond_engine.engine.step import Engine, make_epoch
 from millpond_engine.fake.clock import VirtualClock
 from millpond_engine.fake.cost import CostModel, make_faults
 from millpond_engine.fake.runner import FakeOptions, FakeRunner
 from millpond_engine.fake.script import StoryScript, make_story
+from millpond_engine.records.request import FinishReason, Request, SamplingParams, StopParams
 
 STORY = make_story([tuple(range(10, 40)), tuple(range(50, 75))], end_token=1, output_tokens=20)
 
@@ -76,7 +76,7 @@ def make_world(
     cost = CostModel(prefill_tokens_per_second=1000, decode_step_seconds=0.01)
     options = FakeOptions(cost, make_faults(failing=faults), check_kv=True)
     runner = FakeRunner(info, STORY, options, clock=clock)
-    scheduler = Scheduler(SchedulerSettings(max_batch_tokens=16, **settings), make_capacity(info))  # type: ignore[arg-type]
+    scheduler = Scheduler(SchedulerSettings(max_batch_tokens=16, **settings), info)  # type: ignore[arg-type]
     return World(Engine(scheduler, runner, overlap=overlap, clock=clock.now), runner, clock)
 
 

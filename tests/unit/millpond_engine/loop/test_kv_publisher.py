@@ -12,9 +12,9 @@ import zmq
 
 from millpond_common.contract import kv_events as wire
 from millpond_common.contract.blockkey import KeyScope, compute_block_keys
-from millpond_engine.core.outputs import BlocksRemoved, BlocksStored, CacheCleared
 from millpond_engine.loop.kv_publisher import KvPublisher, PublisherSettings
 from millpond_engine.loop.kv_resident import ResidentBlocks
+from millpond_engine.records.outputs import BlocksRemoved, BlocksStored, CacheCleared
 
 SCOPE = KeyScope("m", 4, 9, "", "acme")
 NAMESPACE = ("m", "", "acme", "")

@@ -8,11 +8,11 @@ from concurrent.futures import Future
 import pytest
 
 from millpond_common.contract.metrics import make_engine_families, make_token_buckets
-from millpond_engine.core.outputs import SequenceOutput
-from millpond_engine.core.request import Request, SamplingParams, StopParams
 from millpond_engine.loop.mailbox import Call, Close, Mailbox, MailboxClosedError, MailboxFullError, Submit
 from millpond_engine.loop.stats import StatCells
 from millpond_engine.loop.stream import Delivery, RequestStream, wake_streams
+from millpond_engine.records.outputs import SequenceOutput
+from millpond_engine.records.request import Request, SamplingParams, StopParams
 
 
 def make_delivery(num_tokens: int) -> Delivery:

@@ -10,7 +10,7 @@ import pytest
 from tests.support.engine_driver import EngineDriver
 from tests.support.plan_driver import PlanDriver
 
-from millpond_engine.core.request import BeamParams, SamplingParams
+from millpond_engine.records.request import BeamParams, SamplingParams
 
 BLOCK = 16
 CHUNK = 40

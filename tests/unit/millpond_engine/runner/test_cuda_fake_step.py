@@ -10,10 +10,10 @@ from tests.support.gpu_launches import Launch, recorded_launches
 from tests.support.gpu_runtimes import FakeRuntime, NoWaiting, load_fake, make_config
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from millpond_engine.core.request import SamplingParams
-from millpond_engine.core.step import BlockCopy, BlockMove, NewRow, RowStep, StepPlan
 from millpond_engine.model.config import ModelConfig
 from millpond_engine.model.rope import RopeSettings
+from millpond_engine.records.request import SamplingParams
+from millpond_engine.records.step import BlockCopy, BlockMove, NewRow, RowStep, StepPlan
 from millpond_engine.runner.cuda_load import make_runner, run_largest_step
 from millpond_engine.runner.cuda_runner import CudaRunner
 from millpond_engine.runner.kv_cache import KvCache

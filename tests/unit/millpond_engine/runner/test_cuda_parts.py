@@ -13,8 +13,8 @@ import pytest
 import torch
 from tests.support.gpu_runtimes import EagerRuntime
 
-from millpond_engine.core.request import SamplingParams
-from millpond_engine.core.step import NewRow, RowStep, StepPlan
+from millpond_engine.records.request import SamplingParams
+from millpond_engine.records.step import NewRow, RowStep, StepPlan
 from millpond_engine.runner.cuda_device import DeviceUnavailableError, explain_missing_compiler, find_gpu
 from millpond_engine.runner.cuda_edits import EditedRow, LogitEditor
 from millpond_engine.runner.cuda_graphs import graph_sizes

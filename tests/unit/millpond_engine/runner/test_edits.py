@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from millpond_engine.core.request import SamplingParams
-from millpond_engine.core.step import NewRow
+from millpond_engine.records.request import SamplingParams
+from millpond_engine.records.step import NewRow
 from millpond_engine.runner.edits import completes, edit_logits
 
 TOKENS = np.array([5, 6, 5, 7, 7, 7, 2], np.int32)

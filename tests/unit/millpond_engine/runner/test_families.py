@@ -10,7 +10,7 @@ import pytest
 from tests.fixtures.models import TINY
 from tests.support.plan_driver import PlanDriver
 
-from millpond_engine.core.request import SamplingParams
+from millpond_engine.records.request import SamplingParams
 
 LENGTH = 120
 """Longer than the original context of the scaled variants, so that scaling shows."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from millpond_engine.core.step import BlockCopy, BlockMove
 from millpond_engine.kernels.inputs import AttentionShape
+from millpond_engine.records.step import BlockCopy, BlockMove
 from millpond_engine.runner.kv_cache import KvCache, merge_runs
 
 

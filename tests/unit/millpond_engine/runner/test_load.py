@@ -82,8 +82,8 @@ import re
 from pathlib import Path
 from millpond_common.contract.engine_config import EngineConfig, KvCacheConfig
 from millpond_engine.runner import make_torch_runner
-from millpond_engine.core.step import NewRow, RowStep, StepPlan
-from millpond_engine.core.request import SamplingParams
+from millpond_engine.records.step import NewRow, RowStep, StepPlan
+from millpond_engine.records.request import SamplingParams
 config = EngineConfig(model_name="m", model_path={str(smollm2_gguf)!r}, dtype="BFloat16", device="Cpu",
                       kv_cache=KvCacheConfig(device_bytes=100 << 20))
 runner = make_torch_runner(config)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.support.plan_driver import PlanDriver, generate
 
-from millpond_engine.core.request import SamplingParams
+from millpond_engine.records.request import SamplingParams
 
 pytestmark = pytest.mark.model
 

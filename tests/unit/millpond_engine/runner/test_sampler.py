@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from millpond_engine.core.request import SamplingParams
-from millpond_engine.core.step import NewRow, RowStep
 from millpond_engine.kernels.reference import ReferenceOps
+from millpond_engine.records.request import SamplingParams
+from millpond_engine.records.step import NewRow, RowStep
 from millpond_engine.runner.rows import RowTable
 from millpond_engine.runner.sampler import SLICE_BYTES, SampledStep, Sampler
 from millpond_engine.runner.sampling_table import SamplingTable

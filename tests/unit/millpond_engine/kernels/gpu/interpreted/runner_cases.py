@@ -12,9 +12,9 @@ from tests.support.gpu_runtimes import make_test_runner
 from tests.support.plan_driver import PlanDriver, generate
 
 from millpond_common.contract.engine_config import EngineConfig, KvCacheConfig
-from millpond_engine.core.request import SamplingParams
-from millpond_engine.core.step import NewRow, RowStep, StepPlan
 from millpond_engine.kernels.gpu import configs
+from millpond_engine.records.request import SamplingParams
+from millpond_engine.records.step import NewRow, RowStep, StepPlan
 from millpond_engine.runner import make_torch_runner
 
 WIDE = bool(os.environ.get("MILLPOND_WIDE_SWEEP"))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from millpond_engine.core.request import SamplingParams
+from millpond_engine.records.request import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

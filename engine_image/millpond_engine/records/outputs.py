@@ -8,8 +8,8 @@ from typing import overload
 
 import msgspec
 
-from millpond_engine.core.request import FinishReason, PreemptionMode, Refusal
-from millpond_engine.core.step import TokenLogprobs
+from millpond_engine.records.request import FinishReason, PreemptionMode, Refusal
+from millpond_engine.records.step import TokenLogprobs
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, gc=False):
