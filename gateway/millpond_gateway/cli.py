@@ -16,8 +16,16 @@ import uvloop
 from millpond_common.contract import ports
 from millpond_gateway.app.options import Options
 from millpond_gateway.app.process import GatewayProcess
+from millpond_gateway.app.values import (
+    parse_address,
+    parse_port,
+    parse_positive_count,
+    parse_positive_seconds,
+    parse_seconds,
+)
 from millpond_gateway.proxy.settings import RelaySettings
 from millpond_gateway.routing.records import Policy
+from millpond_gateway.world.kubernetes import ConfigError, load_config
 from millpond_gateway.world.static import StaticError, parse_static
 from millpond_gateway.world.watch import WatchSettings
 
@@ -29,6 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the gateway; the exit status is 0 after a drain, 2 for a wrong command line, 1 for anything else."""
     options = parse_options(sys.argv[1:] if arguments is None else arguments)
     configure_log()
+    if not options.static:
+        try:
+            load_config()
+        except ConfigError as error:
+            print(f"millpond-gateway: {error}", file=sys.stderr)
+            return 2
     gc.freeze()  # what is loaded by now lives as long as the process; collections need not walk it
     gc.set_threshold(_GC_ALLOCATIONS, 20, 50)
     try:
@@ -93,6 +107,8 @@ _RELAY_FLAGS = {
     "max_attempts": "replicas asked for one request",
 }
 
+_MAY_BE_ZERO = {"comment_seconds"}
+
 
 def make_parser() -> argparse.ArgumentParser:
     """The command line; defaults are those of `Options` and `RelaySettings`."""
@@ -104,8 +120,13 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--host", default=defaults.host, help="address to listen on")
-    add("--port", type=int, default=ports.GATEWAY_HTTP, help="OpenAI surface; 0 picks a free port")
-    add("--admin-port", type=int, default=ports.GATEWAY_ADMIN, help="health, metrics, report and probe")
+    add("--port", type=parse_port, default=ports.GATEWAY_HTTP, help="OpenAI surface; 0 picks a free port")
+    add(
+        "--admin-port",
+        type=parse_port,
+        default=ports.GATEWAY_ADMIN,
+        help="health, metrics, report and probe",
+    )
     add(
         "--static",
         action="append",
@@ -119,11 +140,26 @@ def make_parser() -> argparse.ArgumentParser:
         default=defaults.routing,
         help="policy of static pools",
     )
-    add("--price-of-recompute", type=float, default=defaults.price_of_recompute, help="λ of static pools")
     add(
-        "--peer-port", type=int, default=ports.GATEWAY_PEERS, help="where other gateways send their decisions"
+        "--price-of-recompute",
+        type=parse_seconds,
+        default=defaults.price_of_recompute,
+        help="λ of static pools",
     )
-    add("--peer", action="append", default=[], metavar="HOST:PORT", help="another gateway; may be repeated")
+    add(
+        "--peer-port",
+        type=parse_port,
+        default=ports.GATEWAY_PEERS,
+        help="where other gateways send their decisions",
+    )
+    add(
+        "--peer",
+        action="append",
+        type=parse_address,
+        default=[],
+        metavar="HOST:PORT",
+        help="another gateway; may be repeated",
+    )
     add(
         "--namespace",
         default=os.environ.get("POD_NAMESPACE"),
@@ -131,25 +167,25 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add(
         "--resync-seconds",
-        type=float,
+        type=parse_positive_seconds,
         default=defaults.watch.resync_seconds,
         help="a full list at least this often",
     )
     add(
         "--poll-seconds",
-        type=float,
+        type=parse_positive_seconds,
         default=defaults.poll_seconds,
         help="how often each engine is asked for its state",
     )
     add(
         "--drain-delay-seconds",
-        type=float,
+        type=parse_seconds,
         default=defaults.drain_delay_seconds,
         help="requests are still accepted this long after SIGTERM",
     )
     add(
         "--grace-seconds",
-        type=float,
+        type=parse_seconds,
         default=defaults.grace_seconds,
         help="open streams may take this long to finish",
     )
@@ -159,7 +195,9 @@ def make_parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=None, help="of tie-breaks; random when absent")
     kinds = {field.name: field.default for field in fields(RelaySettings)}
     for name, text in _RELAY_FLAGS.items():
-        add(f"--{name.replace('_', '-')}", type=type(kinds[name]), default=kinds[name], help=text)
+        parse = parse_positive_count if isinstance(kinds[name], int) else parse_positive_seconds
+        parse = parse_seconds if name in _MAY_BE_ZERO else parse
+        add(f"--{name.replace('_', '-')}", type=parse, default=kinds[name], help=text)
     return parser
 
 

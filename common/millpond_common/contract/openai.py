@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
+MAX_BODY_BYTES = 32 * 1024 * 1024
+"""Default limit of a request body, the same at gateway and engine: what one passes the other takes."""
+
+
 class ErrorCode(StrEnum):
     """Value of `error.code`; the pair (HTTP status, error type) of each is in ERROR_KINDS."""
 

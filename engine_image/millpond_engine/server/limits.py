@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from millpond_common.contract.openai import MAX_BODY_BYTES
+
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
     """Each bound has one place; the reference documentation lists them from here."""
 
-    max_body_bytes: int = 16 * 1024 * 1024
+    max_body_bytes: int = MAX_BODY_BYTES
     max_prompts: int = 256
     """Prompts of one completions call."""
     max_n: int = 128

@@ -101,7 +101,7 @@ class GatewayProcess:
         """Open both ports and begin to follow the world."""
         options = self._options
         loop = asyncio.get_running_loop()
-        warn_about_descriptors(options.relay.max_connections)
+        self.relay.max_sockets = warn_about_descriptors(options.relay.max_connections)
         data_socket = listen(options.host, options.port)
         self.port = data_socket.getsockname()[1]
         self._admin = AdminServer(listen(options.host, options.admin_port), self._make_actions())
@@ -328,8 +328,11 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
-def warn_about_descriptors(max_connections: int) -> bool:
-    """Raise the descriptor limit to what twice the connections need, as far as allowed; warn when that is less."""
+def warn_about_descriptors(max_connections: int) -> int:
+    """Raise the descriptor limit to what twice the connections need, as far as allowed; warn when that is less.
+
+    Returns how many connections to clients and engines together fit below it.
+    """
     wanted = 2 * max_connections + _SPARE_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
@@ -337,10 +340,10 @@ def warn_about_descriptors(max_connections: int) -> bool:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
         soft = allowed
     if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return True
+        return 2 * max_connections
     _log.warning(
         "too few file descriptors: connections past them are refused; raise the limit or lower --max-connections",
         limit=soft,
         wanted=wanted,
     )
-    return False
+    return max(1, soft - _SPARE_DESCRIPTORS)

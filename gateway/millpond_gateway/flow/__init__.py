@@ -1,6 +1,5 @@
 """Pure decisions of the gateway: whether and when a request goes on.
 
-    gate        bounds of the process, before a body is read
     budget      tenants' concurrency and tokens per minute
     admission   admit, hold or shed, by the pool's predicted wait; Retry-After from measured speed
     queue       who of the held goes next: bands, deficit round robin on uncached tokens, starvation bound

@@ -33,10 +33,6 @@ class FlowReason(StrEnum):
     """The pool is at zero and is being started."""
     SHEDDABLE = "Sheddable"
     """Saturated, and the class is shed rather than held."""
-    TOO_MANY_REQUESTS = "TooManyRequests"
-    TOO_MANY_BYTES = "TooManyBytes"
-    TOO_MANY_DESCRIPTORS = "TooManyDescriptors"
-    BODY_TOO_LARGE = "BodyTooLarge"
     TENANT_CONCURRENCY = "TenantConcurrency"
     TENANT_TOKENS = "TenantTokens"
     TOKENS_NEVER_FIT = "TokensNeverFit"
@@ -49,7 +45,6 @@ class FlowReason(StrEnum):
 _CODES: dict[FlowReason, ErrorCode] = {
     FlowReason.NO_REPLICA: ErrorCode.NO_REPLICA,
     FlowReason.COLD_START: ErrorCode.COLD_START,
-    FlowReason.BODY_TOO_LARGE: ErrorCode.PAYLOAD_TOO_LARGE,
     FlowReason.TENANT_CONCURRENCY: ErrorCode.TENANT_CONCURRENCY,
     FlowReason.TENANT_TOKENS: ErrorCode.TENANT_TOKENS,
     FlowReason.TOKENS_NEVER_FIT: ErrorCode.TENANT_TOKENS,
@@ -107,13 +102,8 @@ class TenantPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FlowSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of one gateway process and of one pool's queue. Every one is on by default."""
+    """Limits of one pool's queue; those of the process are the relay's. Every one is on by default."""
 
-    max_body_bytes: int = 32 * 1024 * 1024
-    max_in_flight: int = 8192
-    """Requests open in this process, held ones included."""
-    max_in_flight_bytes: int = 512 * 1024 * 1024
-    """Request bodies in memory, held ones included."""
     max_held: int = 4096
     max_held_bytes: int = 256 * 1024 * 1024
     max_hold_seconds: float = 30.0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
 from typing import TYPE_CHECKING, cast
 
 from millpond_common.contract.openai import ApiError, ErrorCode
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from millpond_gateway.proxy.relay import Relay
 
 _LINGER_SECONDS = 2.0
+_CLOSE_WAIT = 8
+"""State of a Linux TCP connection whose peer sends no more and may still read."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -30,6 +34,7 @@ class ClientConnection(asyncio.Protocol):
         "_announced",
         "_caller",
         "_exchange",
+        "_half_closed",
         "_lingering",
         "_paused_at",
         "_reader",
@@ -48,6 +53,7 @@ class ClientConnection(asyncio.Protocol):
         self._announced = 0
         self._admitted = False
         self._lingering = False
+        self._half_closed = False
         self._paused_at: float | None = None
         self._since = relay.now()
         self.address = ""
@@ -160,7 +166,19 @@ class ClientConnection(asyncio.Protocol):
         self._reader.restart()
 
     def eof_received(self) -> bool:
-        return False  # a client that stops sending has left
+        """Answer a client that only stopped sending; find out at once whether it left instead.
+
+        Both look the same until something is sent: a host whose program is gone answers that with a reset. Before
+        the answer begins an interim one is sent, which HTTP/1.0 does not know: there the end means leaving.
+        """
+        exchange, head, transport = self._exchange, self._reader.head, self._transport
+        if exchange is None or head is None or transport is None or not head.http_1_1:
+            return False
+        self._half_closed = True
+        self._reader.pipelined = True  # nothing can follow: the connection ends with the answer
+        if not exchange.poke():
+            transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -184,6 +202,9 @@ class ClientConnection(asyncio.Protocol):
         """Enforce the deadlines of this connection and of its request."""
         settings = self._relay.settings
         age = now - self._since
+        if self._half_closed and self._transport is not None and has_left(self._transport):
+            self.abort()
+            return
         if self._paused_at is not None and now - self._paused_at > settings.stalled_client_seconds:
             self.abort()
         elif self._exchange is not None:
@@ -240,7 +261,7 @@ class ClientConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None:
             return
-        if transport.can_write_eof():
+        if transport.can_write_eof() and not self._half_closed:
             transport.write_eof()
         else:
             transport.close()
@@ -249,3 +270,15 @@ class ClientConnection(asyncio.Protocol):
         if self._announced:
             self._relay.give_body_back(self._announced)
             self._announced = 0
+
+
+def has_left(transport: asyncio.Transport) -> bool:
+    """Whether a client that ended its half of the connection has reset the other one; False where nobody tells."""
+    sock = transport.get_extra_info("socket")
+    if sys.platform != "linux" or sock is None:
+        return False
+    try:
+        state = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+    except OSError:
+        return True
+    return bool(state != _CLOSE_WAIT)

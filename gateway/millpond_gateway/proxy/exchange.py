@@ -297,6 +297,13 @@ class Exchange:
         self._cancel_connection()
         self.end(Outcome.CLIENT_LEFT)
 
+    def poke(self) -> bool:
+        """Send a comment, where the begun answer can take one; False before it began. The answer is the last one."""
+        self._reply.close_after()
+        if self._reply.begun and self._relay.settings.comment_seconds and self._kept_answer is None:
+            self._reply.comment()
+        return self._reply.begun
+
     def on_client_slow(self) -> None:
         """Stop reading from the engine."""
         if self._connection is not None:

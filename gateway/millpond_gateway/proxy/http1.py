@@ -52,8 +52,10 @@ class RequestReader:
         "_fields",
         "_head_bytes",
         "_limits",
+        "_num_trailers",
         "_parser",
         "_target",
+        "_trailer_bytes",
         "body_bytes",
         "complete",
         "head",
@@ -73,6 +75,7 @@ class RequestReader:
         self.started = False
         self.body_bytes = 0
         self._head_bytes = 0
+        self._num_trailers = self._trailer_bytes = 0
         self._target = b""
         self._fields: list[Header] = []
         self._body: list[bytes] = []
@@ -141,10 +144,19 @@ class RequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.head is not None:
-            return  # a trailer, or a pipelined request's head: neither goes on
+            if not self.complete:  # a trailer; a pipelined request's head is not read at all
+                self._count_trailer(len(name) + len(value))
+            return  # neither goes on
         self._fields.append((name.lower(), value))
         if len(self._fields) > self._limits.max_headers:
             raise _refuse("too many headers", ErrorCode.HEAD_TOO_LARGE)
+
+    def _count_trailer(self, num_bytes: int) -> None:
+        self._num_trailers += 1
+        self._trailer_bytes += num_bytes
+        limits = self._limits
+        if self._num_trailers > limits.max_headers or self._trailer_bytes > limits.max_head_bytes:
+            raise _refuse("too many trailers", ErrorCode.HEAD_TOO_LARGE)
 
     def on_headers_complete(self) -> None:
         if self.complete:

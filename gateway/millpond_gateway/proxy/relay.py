@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections.abc import Coroutine
 from typing import Any, Final
@@ -40,6 +41,8 @@ class Relay:
             connect_seconds=settings.connect_seconds,
             clock=self.now,
         )
+        self.max_sockets: float = math.inf
+        """Connections to clients and engines together that the descriptor limit allows."""
         self.draining = False
         """Every answer closes its connection."""
         self.deserted = asyncio.Event()
@@ -112,6 +115,9 @@ class Relay:
             return ApiError(
                 ErrorCode.OVERLOADED, "the gateway has too many open requests", retry_after_seconds=1
             )
+        if len(self._clients) + self.connections.num_open >= self.max_sockets:
+            message = "the gateway has no descriptor left for another connection"
+            return ApiError(ErrorCode.OVERLOADED, message, retry_after_seconds=1)
         if head.path in FORWARDED:
             refusal = check_content(head)
             if refusal is not None:

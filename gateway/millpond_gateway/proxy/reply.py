@@ -67,6 +67,10 @@ class Reply:
         """The connection ends after this answer."""
         return self._close or not self.clean
 
+    def close_after(self) -> None:
+        """End the connection with this answer."""
+        self._close = True
+
     @property
     def at_boundary(self) -> bool:
         """No event is half sent."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from millpond_common.contract.openai import MAX_BODY_BYTES
+
 
 @dataclass(frozen=True, slots=True)
 class RelaySettings:
@@ -16,7 +18,7 @@ class RelaySettings:
     max_head_bytes: int = 32_768
     max_headers: int = 100
     max_target_bytes: int = 4_096
-    max_body_bytes: int = 64 * 1024 * 1024
+    max_body_bytes: int = MAX_BODY_BYTES
     max_buffered_body_bytes: int = 256 * 1024 * 1024
     """All request bodies held at once, announced or read."""
     write_buffer_bytes: int = 65_536

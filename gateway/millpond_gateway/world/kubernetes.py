@@ -31,6 +31,7 @@ from millpond_gateway.world.watch import (
 _log = structlog.get_logger("world")
 _PAGE = 500
 _GONE = 410
+_CONFIG_HINT = "run inside a pod, set KUBECONFIG, or name engines with --static"
 POOLS = "inferencepools"
 PODS = "pods"
 _GATEWAYS = f"{labels.COMPONENT}={labels.GATEWAY_COMPONENT}"
@@ -263,9 +264,12 @@ def load_config() -> SingleConfig:
     """Settings of the pod's ServiceAccount, or of KUBECONFIG.
 
     Raises:
-        ConfigError: neither is there.
+        ConfigError: neither is there, or it cannot be used; the message says what to do.
     """
-    config = KubeConfig.from_env().get()
+    try:
+        config = KubeConfig.from_env().get()
+    except (ConfigError, OSError) as error:
+        raise ConfigError(f"no Kubernetes configuration ({error}): {_CONFIG_HINT}") from error
     if config is None:
-        raise ConfigError("no Kubernetes configuration: run inside a pod, set KUBECONFIG, or use --static")
+        raise ConfigError(f"no Kubernetes configuration: {_CONFIG_HINT}")
     return config
