@@ -85,10 +85,11 @@ def _parse_tenant(entry: Object) -> PoolTenant:
 def _parse_pricing(entry: Object | None) -> PoolPricing | None:
     if not entry:
         return None
+    price = entry.get("inputPerMillion", 0)
     return PoolPricing(
         currency=entry.get("currency", ""),
-        input_per_million=float(entry.get("inputPerMillion", 0)),
-        cached_input_per_million=float(entry.get("cachedInputPerMillion", 0)),
+        input_per_million=float(price),
+        cached_input_per_million=float(entry.get("cachedInputPerMillion", price)),
         output_per_million=float(entry.get("outputPerMillion", 0)),
     )
 

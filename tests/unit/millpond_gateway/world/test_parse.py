@@ -155,6 +155,7 @@ def test_every_setting_of_a_pool_is_read() -> None:
     assert (pool.tenants[0].max_concurrency, pool.tenants[0].key_secret) == (64, "acme-keys")
     assert pool.pricing is not None
     assert pool.pricing.output_per_million == 0.8
+    assert pool.pricing.cached_input_per_million == 0.2, "absent, it is the price of computed tokens"
 
 
 def test_a_pool_whose_gateway_is_off_is_none_here() -> None:
