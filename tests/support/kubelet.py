@@ -38,6 +38,8 @@ class Behaviour:
     init_terminated: Manifest | None = None
     """The first init container's last end; while set, the pod does not get past it."""
     restarts: int = 0
+    init_message: str = ""
+    """Termination message of the first init container where it ends well."""
 
 
 @dataclass
@@ -188,6 +190,7 @@ def _make_init(container: Manifest, terminated: Manifest | None, behaviour: Beha
         "restartCount": behaviour.restarts,
     }
     if terminated is None:
-        return made | {"ready": True, "state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
+        done = {"exitCode": 0, "reason": "Completed", "message": behaviour.init_message}
+        return made | {"ready": True, "state": {"terminated": done}}
     waiting = {"reason": "CrashLoopBackOff", "message": "back-off restarting failed container"}
     return made | {"ready": False, "state": {"waiting": waiting}, "lastState": {"terminated": terminated}}

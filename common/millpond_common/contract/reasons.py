@@ -11,6 +11,7 @@ class ConditionType(StrEnum):
     READY = "Ready"
     PROGRESSING = "Progressing"
     MODEL_AVAILABLE = "ModelAvailable"
+    MODEL_FITS = "ModelFits"
     SCALING_ACTIVE = "ScalingActive"
     SCALING_LIMITED = "ScalingLimited"
     DEGRADED = "Degraded"
@@ -25,6 +26,8 @@ class ConditionReason(StrEnum):
     PENDING = "Pending"  # not yet looked at
     CREATING = "Creating"  # children are being made
     ROLLING_OUT = "RollingOut"
+    BAKING = "Baking"  # the new revision is measured against rollout.gate before old replicas leave
+    ROLLED_BACK = "RolledBack"  # the new revision did not keep rollout.gate; the one before serves
     WAITING_FOR_CAPACITY = "WaitingForCapacity"  # a surge does not fit; the rollout replaces one by one
     DRAINING = "Draining"
     COMPLETE = "Complete"
@@ -51,6 +54,7 @@ class ConditionReason(StrEnum):
     )
     MODEL_FITS = "ModelFits"
     MODEL_SIZE_UNKNOWN = "ModelSizeUnknown"
+    DEVICE_MEMORY_UNKNOWN = "DeviceMemoryUnknown"  # the model's size is known, the memory it gets is not
     # the world
     SECRET_NOT_FOUND = "SecretNotFound"  # noqa: S105 - a reason, not a password
     CLAIM_NOT_FOUND = "ClaimNotFound"

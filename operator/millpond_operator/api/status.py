@@ -1,6 +1,6 @@
 """The status of an InferencePool, and how conditions change.
 
-Ready, Progressing, ModelAvailable and ScalingActive are good when True; ScalingLimited and Degraded when
+Ready, Progressing, ModelAvailable, ModelFits and ScalingActive are good when True; ScalingLimited and Degraded when
 False. `lastTransitionTime` moves only when a status flips; `observedGeneration` is on each condition.
 """
 
@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from millpond_common.contract.model_facts import ModelFacts, WeightType
 from millpond_common.contract.reasons import ConditionReason, ConditionType
 
 MAX_MESSAGE_LENGTH = 4096
@@ -39,6 +40,15 @@ class Condition(_Record, frozen=True, kw_only=True):
     last_transition_time: datetime
 
 
+class StartTime(_Record, frozen=True, kw_only=True):
+    """Start times measured on one kind of node."""
+
+    node_kind: str
+    """Empty where the operator may not see nodes. Written even so: it is the key of the list."""
+    seconds: int
+    num_starts: int
+
+
 class ScalingStatus(_Record, frozen=True, kw_only=True):
     """The last decision of the autoscaler; an absent number is unknown, never zero."""
 
@@ -49,6 +59,8 @@ class ScalingStatus(_Record, frozen=True, kw_only=True):
     capacity_tokens_per_second: int | None = None
     start_seconds: int | None = None
     """Measured time from creating a replica to its being ready, 90th percentile; gateways promise by it."""
+    start_times: tuple[StartTime, ...] = ()
+    """The same by kind of node, so that the next operator knows them."""
     observed_at: datetime | None = None
 
 
@@ -59,6 +71,7 @@ class RoleStatus(_Record, frozen=True, kw_only=True):
     replicas: int | None = None
     ready_replicas: int | None = None
     selector: str | None = None
+    devices: int | None = None
 
 
 class DrainingReplica(_Record, frozen=True, kw_only=True):
@@ -67,6 +80,30 @@ class DrainingReplica(_Record, frozen=True, kw_only=True):
     replica: str
     num_requests: int | None = None
     deadline: datetime | None = None
+
+
+class ModelStatus(_Record, frozen=True, kw_only=True):
+    """Size of the model as the fetch step of a replica told it; kept so that the next revision is judged before it starts."""
+
+    files: str
+    """Digest of source, revision and checksum: facts of other files say nothing."""
+    num_parameters: int
+    dtype: WeightType
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    max_model_tokens: int
+
+    def to_facts(self) -> ModelFacts:
+        """The facts alone."""
+        return ModelFacts(
+            num_parameters=self.num_parameters,
+            dtype=self.dtype,
+            num_layers=self.num_layers,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            max_model_tokens=self.max_model_tokens,
+        )
 
 
 class PoolStatus(_Record, frozen=True, kw_only=True):
@@ -83,6 +120,7 @@ class PoolStatus(_Record, frozen=True, kw_only=True):
     revision: str | None = None
     conditions: tuple[Condition, ...] = ()
     scaling: ScalingStatus | None = None
+    model: ModelStatus | None = None
     roles: tuple[RoleStatus, ...] = ()
     draining: tuple[DrainingReplica, ...] = ()
 
@@ -109,6 +147,14 @@ def dump_status(status: PoolStatus) -> dict[str, Any]:
     built = msgspec.json.decode(msgspec.json.encode(status))
     assert isinstance(built, dict)
     return built
+
+
+def parse_model_status(data: Any) -> ModelStatus | None:
+    """Read `status.model` of any pool; None when it is of another form."""
+    try:
+        return msgspec.convert(data, ModelStatus)
+    except msgspec.ValidationError:
+        return None
 
 
 def get_condition(status: PoolStatus, kind: ConditionType) -> Condition | None:

@@ -41,6 +41,12 @@ class Placement:
     mount_path: str = ""
 
 
+def make_files_digest(pool: InferencePool) -> str:
+    """Digest of what decides which files the base model is."""
+    model = pool.spec.model
+    return compute_digest([model.source, pool.model_revision, model.sha256])
+
+
 def place_model(pool: InferencePool) -> Placement:
     """Placement of the base model."""
     model = pool.spec.model

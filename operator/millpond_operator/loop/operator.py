@@ -23,6 +23,8 @@ from millpond_operator.loop.metrics import Metrics
 from millpond_operator.loop.reconciler import Reconciler, Scaler
 from millpond_operator.loop.resync import Resync, mark_owner
 from millpond_operator.loop.settings import OperatorSettings
+from millpond_operator.observe.claims import ClaimWatcher
+from millpond_operator.observe.node_kinds import NodeKinds
 from millpond_operator.observe.nodes import NodeWatcher
 from millpond_operator.observe.observer import Observer
 from millpond_operator.observe.probes import Prober
@@ -94,6 +96,7 @@ class Operator:
             nodes=NodeWatcher(self.kube, time.monotonic, enabled=self.settings.is_cluster_wide),
             progress=FetchProgress(self.kube, time.monotonic),
             scalers=self.scalers,
+            claims=ClaimWatcher(self.kube, time.monotonic, cluster_wide=self.settings.is_cluster_wide),
         )
 
     def _make_autoscaler(self, observer: Observer, engines: EngineCaller) -> Autoscaler:
@@ -102,6 +105,7 @@ class Operator:
             reports=self.reports,
             engines=engines,
             scalers=self.scalers,
+            node_kinds=NodeKinds(self.kube, time.monotonic, enabled=self.settings.is_cluster_wide),
             metrics=self.metrics.scaling,
             list_pools=lambda: self.store.keys(POOL),
             mark=self.mark,

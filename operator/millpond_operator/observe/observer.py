@@ -9,11 +9,12 @@ from typing import Any
 from millpond_common.contract import labels
 from millpond_common.contract.reasons import ConditionType
 from millpond_operator.api.pool import InferencePool, list_roles, parse_pool
-from millpond_operator.api.status import get_condition
+from millpond_operator.api.status import ModelStatus, get_condition, parse_model_status
 from millpond_operator.desired import names
 from millpond_operator.desired.children import list_claims, list_secrets
 from millpond_operator.desired.kinds import CHILDREN, CLAIM, DEPLOYMENT, POD, POOL, SECRET
 from millpond_operator.desired.revision import compute_revision
+from millpond_operator.observe.claims import ClaimWatcher
 from millpond_operator.observe.nodes import NodeWatcher
 from millpond_operator.observe.parse import parse_child, parse_pod, parse_workload
 from millpond_operator.observe.probes import Prober, ProbeTarget
@@ -22,12 +23,17 @@ from millpond_operator.observe.references import ReferenceChecker
 from millpond_operator.observe.reports import ReportCache
 from millpond_operator.observe.scalers import ScalerWatcher
 from millpond_operator.observe.store import GATEWAY_OWNER, Store
-from millpond_operator.plan.capacity import compute_capacity
+from millpond_operator.plan.capacity import compute_capacity, may_run
+from millpond_operator.plan.claims import pick_memory
+from millpond_operator.plan.devices import find_device_memory
+from millpond_operator.plan.known_model import needs_device_memory
 from millpond_operator.plan.problems import find_problems
 from millpond_operator.plan.snapshot import (
     MAX_GATEWAY_OWNERS,
     Capacity,
     Child,
+    ClaimNeed,
+    DeviceMemory,
     GatewayView,
     Pod,
     PoolSnapshot,
@@ -37,6 +43,8 @@ from millpond_operator.plan.snapshot import (
 
 SETTLED_REPORT_SECONDS = 30.0
 MOVING_REPORT_SECONDS = 1.0
+DRAINING_REPORT_SECONDS = 2.0
+"""Of a settled pool that a replica is leaving: its status tells how many requests are left on it."""
 
 
 class Observer:
@@ -52,6 +60,7 @@ class Observer:
         nodes: NodeWatcher,
         progress: FetchProgress,
         scalers: ScalerWatcher,
+        claims: ClaimWatcher,
     ) -> None:
         self._store = store
         self._reports = reports
@@ -60,6 +69,7 @@ class Observer:
         self._nodes = nodes
         self._progress = progress
         self._scalers = scalers
+        self._claims = claims
 
     def get_raw(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         """The pool as the API server holds it; None when it is gone."""
@@ -100,11 +110,13 @@ class Observer:
         pods = self._list_pods(namespace, name)
         workloads = self._list_workloads(namespace, name)
         settled = is_settled(pool)
-        gateway = await self._view_gateway(pool, settled=settled or not pods)
+        gateway = await self._view_gateway(pool, max_age=choose_report_age(pods, settled=settled))
         self._ask(pool, pods, gateway)
         answers = {pod.uid: answer for pod in pods if (answer := self._prober.get_answer(pod)) is not None}
         missing_secrets, missing_claims = await self._find_missing(pool, settled=settled)
-        return PoolSnapshot(
+        progress = await self._progress.fetch_lines(namespace, pods)
+        needs = await self._claims.fetch_needs(pool)
+        snapshot = PoolSnapshot(
             pool=pool,
             observed_at=now,
             workloads=workloads,
@@ -113,13 +125,42 @@ class Observer:
             gateway=gateway,
             gateway_pools=self._list_gateway_pools(namespace),
             probes=answers,
-            fetch_progress=await self._progress.fetch_lines(namespace, pods),
+            fetch_progress=progress,
+            announced=self._progress.get_facts(pods),
+            sibling_models=self._list_sibling_models(namespace, name),
             missing_secrets=missing_secrets,
             missing_claims=missing_claims,
-            capacity=await self._find_capacity(pool, pods, workloads),
+            capacity=await self._find_capacity(pool, pods, workloads, needs),
+            claim_needs=needs,
             scalers=self._scalers.get_names(namespace, name),
             count_manager=self._find_count_manager(namespace, name),
         )
+        if settled or pool.is_deleting or not needs_device_memory(snapshot):
+            return snapshot
+        return dataclasses.replace(snapshot, device_memory=await self._find_device_memory(pool, needs))
+
+    def _list_sibling_models(self, namespace: str, name: str) -> tuple[ModelStatus, ...]:
+        """Sizes that other pools of the namespace know; read from their status without the rest of it."""
+        others = (s.body for s in self._store.list_in_namespace(POOL, namespace))
+        told = [(b.get("status") or {}).get("model") for b in others if b["metadata"]["name"] != name]
+        return tuple(found for data in told if data and (found := parse_model_status(data)) is not None)
+
+    async def _find_device_memory(
+        self, pool: InferencePool, needs: Mapping[str, ClaimNeed]
+    ) -> Mapping[str, DeviceMemory] | None:
+        rooms = await self._nodes.fetch_rooms()
+        if rooms is None:
+            return None
+        claimed = await self._claims.fetch_rooms(needs)
+        found: dict[str, DeviceMemory] = {}
+        for role in list_roles(pool):
+            spec = _find_pod_spec(self._store, pool, role.role.lower(), compute_revision(pool, role))
+            if role.role in claimed:
+                usable = [room.name for room in rooms if may_run(room, spec)]
+                found[role.role] = pick_memory(claimed[role.role], usable)
+            elif (memory := find_device_memory(rooms, role, spec)) is not None:
+                found[role.role] = memory
+        return found
 
     def _find_count_manager(self, namespace: str, name: str) -> str:
         stored = self._store.get(POOL, namespace, name)
@@ -164,12 +205,11 @@ class Observer:
         pools = [SiblingPool(body["metadata"]["name"], body["metadata"]["uid"]) for body in wanting]
         return tuple(pools[:MAX_GATEWAY_OWNERS])
 
-    async def _view_gateway(self, pool: InferencePool, *, settled: bool) -> GatewayView | None:
+    async def _view_gateway(self, pool: InferencePool, *, max_age: float) -> GatewayView | None:
         if not pool.spec.gateway.enabled:
             return None
         namespace, name = pool.key
         pods = self.list_gateway_pods(namespace)
-        max_age = SETTLED_REPORT_SECONDS if settled else MOVING_REPORT_SECONDS
         view = await self._reports.fetch_view(namespace, name, pods, max_age=max_age)
         problems = find_problems(tuple(pods), None, "its share") if view.num_ready == 0 else ()
         return dataclasses.replace(view, problem=problems[0].message) if problems else view
@@ -198,7 +238,11 @@ class Observer:
         return secrets, claims
 
     async def _find_capacity(
-        self, pool: InferencePool, pods: tuple[Pod, ...], workloads: tuple[Workload, ...]
+        self,
+        pool: InferencePool,
+        pods: tuple[Pod, ...],
+        workloads: tuple[Workload, ...],
+        needs: Mapping[str, ClaimNeed],
     ) -> Capacity | None:
         roles = [(role.role.lower(), role, compute_revision(pool, role)) for role in list_roles(pool)]
         current = {revision for _, _, revision in roles}
@@ -213,7 +257,8 @@ class Observer:
             (label, role, _find_pod_spec(self._store, pool, label, revision))
             for label, role, revision in roles
         ]
-        return compute_capacity(rooms, [(label, role, spec) for label, role, spec in specs])
+        claimed = {role.lower(): room for role, room in (await self._claims.fetch_rooms(needs)).items()}
+        return compute_capacity(rooms, specs, claimed)
 
 
 def _find_pod_spec(store: Store, pool: InferencePool, role: str, revision: str) -> Mapping[str, Any]:
@@ -239,6 +284,15 @@ def _rank_owner(metadata: Mapping[str, Any]) -> tuple[bool, str, str]:
         str(metadata.get("creationTimestamp") or ""),
         metadata["name"],
     )
+
+
+def choose_report_age(pods: tuple[Pod, ...], *, settled: bool) -> float:
+    """How old a gateway's report may be: as old as nobody waits for what it says."""
+    if not pods:
+        return SETTLED_REPORT_SECONDS
+    if not settled:
+        return MOVING_REPORT_SECONDS
+    return DRAINING_REPORT_SECONDS if any(pod.deleting for pod in pods) else SETTLED_REPORT_SECONDS
 
 
 def is_settled(pool: InferencePool) -> bool:

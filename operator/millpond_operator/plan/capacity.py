@@ -12,7 +12,7 @@ from typing import Any
 
 from millpond_operator.api.pool import RoleView
 from millpond_operator.api.quantity import parse_quantity
-from millpond_operator.plan.snapshot import Capacity
+from millpond_operator.plan.snapshot import Capacity, ClaimRoom
 
 Amounts = dict[str, Decimal]
 ENDED = ("Succeeded", "Failed")
@@ -45,14 +45,25 @@ def compute_rooms(
 
 
 def compute_capacity(
-    rooms: tuple[NodeRoom, ...], roles: Iterable[tuple[str, RoleView, Mapping[str, Any]]]
+    rooms: tuple[NodeRoom, ...],
+    roles: Iterable[tuple[str, RoleView, Mapping[str, Any]]],
+    claims: Mapping[str, ClaimRoom] | None = None,
 ) -> Capacity:
-    """Further replicas of each role (label, view, pod spec), and the largest free amounts on one node."""
+    """Further replicas of each role (label, view, pod spec), and the largest free amounts on one node.
+
+    A role that asks for devices by claim has a number only where those can be counted: `claims`, by label.
+    """
     fitting, free = {}, {}
     for label, role, spec in roles:
-        usable = [room for room in rooms if _may_run(room, spec)]
+        usable = [room for room in rooms if may_run(room, spec)]
         asked = sum_requests(spec) | {PODS: Decimal(1)}
-        fitting[label] = sum(_count_fitting(room, asked) for room in usable)
+        claimed = (claims or {}).get(label)
+        if claimed is not None:
+            fitting[label] = sum(_count_claimed(room, asked, claimed) for room in usable)
+            most = max((claimed.free.get(room.name, 0) for room in usable), default=0)
+            free[f"devices of class {claimed.need.class_name}"] = str(most)
+        elif not role.resources.claims:
+            fitting[label] = sum(_count_fitting(room, asked) for room in usable)
         for resource in {**role.resources.limits, **role.resources.requests}:
             largest = max((room.free.get(resource, Decimal(0)) for room in usable), default=Decimal(0))
             free[resource] = format_amount(resource, largest)
@@ -90,6 +101,11 @@ def _count_fitting(room: NodeRoom, asked: Amounts) -> int:
     return max(0, min(counts, default=0))
 
 
+def _count_claimed(room: NodeRoom, asked: Amounts, claimed: ClaimRoom) -> int:
+    devices = claimed.free.get(room.name, 0) // claimed.need.num_devices
+    return min(_count_fitting(room, asked), devices)
+
+
 def _takes_pods(node: Mapping[str, Any]) -> bool:
     conditions = (node.get("status") or {}).get("conditions") or ()
     ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
@@ -106,7 +122,8 @@ def _make_room(node: Mapping[str, Any]) -> NodeRoom:
     )
 
 
-def _may_run(room: NodeRoom, spec: Mapping[str, Any]) -> bool:
+def may_run(room: NodeRoom, spec: Mapping[str, Any]) -> bool:
+    """Whether the pod's selector and tolerations let it onto the node."""
     selected = all(room.labels.get(k) == v for k, v in (spec.get("nodeSelector") or {}).items())
     tolerations = spec.get("tolerations") or ()
     hard = (taint for taint in room.taints if taint.get("effect") in ("NoSchedule", "NoExecute"))

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millpond_common.contract.gateway_report import EndpointReport, PoolReport
+from millpond_common.contract.model_facts import ModelFacts
 from millpond_operator.api.pool import InferencePool
+from millpond_operator.api.status import ModelStatus
 from millpond_operator.desired.kinds import Kind
 
 MAX_GATEWAY_OWNERS = 2
@@ -154,6 +156,35 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """The most memory one accelerator has among the nodes a role may use."""
+
+    num_bytes: int | None
+    """None while a node that may be used does not tell, or there is none."""
+    source: str
+    """Where the number is from, or why there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimNeed:
+    """Devices one replica asks for by resource claim."""
+
+    class_name: str
+    num_devices: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRoom:
+    """Free devices of one class."""
+
+    need: ClaimNeed
+    free: Mapping[str, int]
+    """By node that has any, free or not."""
+    memory: Mapping[str, DeviceMemory]
+    """Of the largest device, by node."""
+
+
+@dataclass(frozen=True, slots=True)
 class SiblingPool:
     """Another pool of the namespace that shares its gateway."""
 
@@ -181,6 +212,14 @@ class PoolSnapshot:
     probes: Mapping[str, ProbeAnswer] = field(default_factory=dict)
     fetch_progress: Mapping[str, str] = field(default_factory=dict)
     """How far the fetch step is, by pod uid, in its own words."""
+    announced: Mapping[str, ModelFacts] = field(default_factory=dict)
+    """The model's size as the fetch step told it at its beginning, by pod uid."""
+    sibling_models: tuple[ModelStatus, ...] = ()
+    """Sizes that other pools of the namespace have learned."""
+    device_memory: Mapping[str, DeviceMemory] | None = None
+    """Of the accelerators a role asks for, by role; None when nobody looked at the nodes."""
+    claim_needs: Mapping[str, ClaimNeed] = field(default_factory=dict)
+    """Devices by resource claim that one replica of a role asks for, by role; absent where not certain."""
     missing_secrets: tuple[str, ...] = ()
     missing_claims: tuple[str, ...] = ()
     capacity: Capacity | None = None

@@ -14,6 +14,7 @@ from millpond_operator.api.status import (
 )
 from millpond_operator.desired import names
 from millpond_operator.desired.children import make_owner
+from millpond_operator.desired.engine_config import GPU_RESOURCES
 from millpond_operator.desired.gateway import make_endpoint
 from millpond_operator.desired.pod import GRACE_MARGIN_SECONDS
 from millpond_operator.plan.facts import Facts
@@ -41,7 +42,8 @@ def make_status(facts: Facts, judgements: list[Judgement]) -> PoolStatus:
         revision="-".join(role.revision for role in facts.roles) or None,
         conditions=conditions,
         scaling=scaling,
-        roles=tuple(_make_role(name, role) for role in facts.roles),
+        model=facts.fit.model if facts.fit is not None else pool.status.model,
+        roles=tuple(_make_role(facts, role) for role in facts.roles),
         draining=tuple(_make_draining(facts, pod) for pod in facts.snapshot.pods if pod.deleting)[
             :MAX_DRAINING
         ],
@@ -56,14 +58,26 @@ def _make_endpoint(facts: Facts) -> str:
     return f"http://{service}.{make_owner(pool).namespace}.svc.{build.cluster_domain}:8000/v1"
 
 
-def _make_role(pool: str, role: RolePlan) -> RoleStatus:
-    selector = names.make_role_selector(pool, role.role.role.lower())
+def _make_role(facts: Facts, role: RolePlan) -> RoleStatus:
+    selector = names.make_role_selector(facts.pool.metadata.name, role.role.role.lower())
     return RoleStatus(
         name=role.role.role,
         replicas=len(role.pods),
         ready_replicas=len(role.answering),
         selector=names.format_selector(selector),
+        devices=_count_devices(facts, role),
     )
+
+
+def _count_devices(facts: Facts, role: RolePlan) -> int | None:
+    """Accelerators that the role's scheduled replicas hold, leaving ones included; None without any, or where claims are not certain."""
+    resources = role.role.resources
+    need = facts.snapshot.claim_needs.get(role.role.role)
+    if resources.claims and need is None:
+        return None
+    counted = sum(int(resources.limits.get(name, 0)) for name in GPU_RESOURCES)
+    each = counted + (need.num_devices if need is not None else 0)
+    return each * sum(1 for pod in role.pods if pod.scheduled and pod.phase != "Failed") if each else None
 
 
 def _make_draining(facts: Facts, pod: Pod) -> DrainingReplica:
