@@ -58,6 +58,8 @@ class EngineState(msgspec.Struct, frozen=True, rename="camel"):
     load_seconds: float | None = None
     """Measured time from process start to ready."""
     kv_events_sequence: int = 0
+    prefix_hit_tokens: int | None = None
+    """Prompt tokens of this epoch that were found in the prefix cache instead of computed."""
 
 
 class RequestState(msgspec.Struct, frozen=True, rename="camel"):

@@ -194,4 +194,5 @@ def make_state(context: ServerContext) -> EngineState:
         ),
         load_seconds=snapshot.load_seconds,
         kv_events_sequence=context.events_sequence,
+        prefix_hit_tokens=counts.prefix_hit_tokens,
     )
