@@ -57,7 +57,7 @@ def make_split_pool() -> Manifest:
         "resources": make_full_resources(),
         "template": make_full_template(),
     }
-    pool = make_pool(disaggregation={"prefill": prefill, "decode": decode})
+    pool = make_pool(disaggregation={"prefill": prefill, "decode": decode, "maxDevices": 12})
     pool["spec"]["engine"] = {"tensorParallelSize": 2}
     pool["spec"]["resources"] = {"limits": {"nvidia.com/gpu": 2}}
     return pool
@@ -175,6 +175,7 @@ def make_full_scaling() -> Manifest:
         "scaleDownStabilizationSeconds": 120,
         "idleSeconds": 900,
         "coldStartHoldSeconds": 60,
+        "warmFloor": "Bursts",
     }
 
 

@@ -14,6 +14,7 @@ from millpond_operator.plan.autoscale import Judged, ScalingView, judge_scaling
 from millpond_operator.plan.snapshot import Pod, PoolSnapshot, Workload
 from millpond_operator.scaling.aggregate import EngineSample, GatewaySample
 from millpond_operator.scaling.memory import Memory
+from millpond_operator.scaling.starts import Start
 
 EPOCH = 1_800_000_000.0
 CAPACITY = 1_000.0
@@ -51,6 +52,10 @@ class ScaledPool:
     silent: set[str] = field(default_factory=set)
     """Pods whose engine does not answer."""
     stuck: set[str] = field(default_factory=set)
+    hit_rates: dict[str, float] = field(default_factory=dict)
+    """Prompt tokens per second that each replica finds in its cache; the others count none."""
+    node_kinds: dict[str, str] = field(default_factory=dict)
+    other_starts: tuple[Start, ...] = ()
     num_gateways: int = 2
     num_answering: int = 2
     memory: Memory = field(default_factory=Memory)
@@ -92,11 +97,23 @@ class ScaledPool:
             GatewaySample(f"g{n}", self.now, busy if n == 0 else idle) for n in range(self.num_answering)
         ]
         engines = [
-            EngineSample(pod.uid, self.now, make_engine_state(**self.state))
+            EngineSample(pod.uid, self.now, make_engine_state(**self._count_hits(pod), **self.state))
             for pod in self._pods
             if pod.ready and pod.name not in self.silent
         ]
-        return ScalingView(tuple(gateways), self.num_gateways, tuple(engines), interval_seconds=self.interval)
+        return ScalingView(
+            tuple(gateways),
+            self.num_gateways,
+            tuple(engines),
+            interval_seconds=self.interval,
+            node_kinds=self.node_kinds,
+            other_starts=self.other_starts,
+        )
+
+    def _count_hits(self, pod: Pod) -> dict[str, int]:
+        """Prefix hits since the beginning, where some replica counts them."""
+        rate = self.hit_rates.get(pod.name, 0.0)
+        return {"prefix_hit_tokens": round(rate * (self.now - EPOCH))} if self.hit_rates else {}
 
     def step(self) -> Judged:
         """One loop: look, decide, and let the cluster follow at once."""

@@ -229,6 +229,7 @@ class ScalingSpec(_Record, frozen=True, kw_only=True):
     scale_down_stabilization_seconds: int = 300
     idle_seconds: int = 600
     cold_start_hold_seconds: int | None = None
+    warm_floor: Literal["None", "Bursts"] = "None"
 
 
 class TemplateMetadata(_Record, frozen=True, kw_only=True):
@@ -277,6 +278,7 @@ class DisaggregationSpec(_Record, frozen=True, kw_only=True):
 
     prefill: RoleSpec
     decode: RoleSpec
+    max_devices: int | None = None
 
 
 class GatewaySpec(_Record, frozen=True, kw_only=True):

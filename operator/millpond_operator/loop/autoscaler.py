@@ -16,24 +16,28 @@ import structlog
 from millpond_common.contract.reasons import ConditionReason, ConditionType
 from millpond_operator.api.errors import SpecError
 from millpond_operator.api.pool import InferencePool, RoleView, list_roles
-from millpond_operator.api.status import Judgement, PoolStatus, get_condition
+from millpond_operator.api.status import Judgement, PoolStatus, ScalingStatus, get_condition
 from millpond_operator.clients.gateway import EngineCaller
 from millpond_operator.errors import GatewayCallError
 from millpond_operator.loop.scaling_metrics import ScalingMetrics
+from millpond_operator.observe.node_kinds import NodeKinds
 from millpond_operator.observe.observer import Observer
 from millpond_operator.observe.reports import ReportCache
 from millpond_operator.observe.scalers import ScalerWatcher
-from millpond_operator.plan.autoscale import Judged, ScalingView, judge_scaling
+from millpond_operator.plan.autoscale import Judged, ScalingView
 from millpond_operator.plan.planner import Decisions
 from millpond_operator.plan.publish import Published, publish
 from millpond_operator.plan.scale import ReplicaDecision
 from millpond_operator.plan.snapshot import Pod, PoolSnapshot
+from millpond_operator.plan.split import judge_pool
 from millpond_operator.scaling.aggregate import EngineSample, GatewaySample
 from millpond_operator.scaling.memory import Memory, recall
+from millpond_operator.scaling.starts import Start, StartSummary
 
 LOG = structlog.get_logger(__name__)
 Key = tuple[str, str]
 MAX_PARALLEL = 16
+MAX_OTHER_STARTS = 128
 MAX_ENGINE_CALLS = 64
 """States fetched at a time, all pools together."""
 
@@ -51,11 +55,14 @@ class ScalingSettings:
 class _Kept:
     """What the loop holds of one pool; everything in it can be had again from the cluster."""
 
-    memory: Memory
+    memories: dict[str, Memory] = field(default_factory=dict)
+    """By role."""
     gateways: dict[str, GatewaySample] = field(default_factory=dict)
     engines: dict[str, EngineSample] = field(default_factory=dict)
-    published: Published | None = None
-    judged: Judged | None = None
+    published: dict[str, Published] = field(default_factory=dict)
+    """By role."""
+    model: tuple[str, str | None, int] | None = None
+    """What makes start times of two pools comparable: source, revision and tensor parallelism."""
     generation: int = 0
     due_at: float = 0.0
     is_running: bool = False
@@ -71,6 +78,7 @@ class Autoscaler:
         reports: ReportCache,
         engines: EngineCaller,
         scalers: ScalerWatcher,
+        node_kinds: NodeKinds,
         metrics: ScalingMetrics,
         list_pools: Callable[[], Iterable[Key]],
         mark: Callable[[str, str], None],
@@ -81,6 +89,7 @@ class Autoscaler:
         self._reports = reports
         self._engines = engines
         self._scalers = scalers
+        self._node_kinds = node_kinds
         self._metrics = metrics
         self._list_pools = list_pools
         self._mark = mark
@@ -97,18 +106,17 @@ class Autoscaler:
     def decide(self, snapshot: PoolSnapshot, now: float) -> Decisions:
         """The latest decision inside today's limits; until there is one, what the status showed last stays."""
         pool = snapshot.pool
-        if pool.spec.disaggregation is not None:
-            return {}
-        role = list_roles(pool)[0]
-        if role.scaling is None:
-            return {}
         kept = self._kept.get(pool.metadata.uid)
-        made = kept.published.decision if kept is not None and kept.published is not None else None
-        made = made or _repeat(pool.status)
-        if made is None:
-            return {}
-        low, high = role.scaling.min_replicas, role.scaling.max_replicas
-        return {role.role: replace(made, replicas=min(high, max(low, made.replicas)))}
+        decisions: dict[str, ReplicaDecision] = {}
+        for role in list_roles(pool):
+            if role.scaling is None:
+                continue
+            shown = kept.published.get(role.role) if kept is not None else None
+            made = shown.decision if shown is not None else _repeat(pool.status, role)
+            if made is not None:
+                low, high = role.scaling.min_replicas, role.scaling.max_replicas
+                decisions[role.role] = replace(made, replicas=min(high, max(low, made.replicas)))
+        return decisions
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -149,7 +157,7 @@ class Autoscaler:
             self._metrics.forget(self._keys.pop(uid))
 
     async def _run_one(self, uid: str, key: Key) -> None:
-        kept = self._kept.setdefault(uid, _Kept(Memory()))
+        kept = self._kept.setdefault(uid, _Kept())
         kept.is_running = True
         try:
             async with self._slots:
@@ -171,24 +179,23 @@ class Autoscaler:
         pool, settings = snapshot.pool, self._settings
         if kept.generation == 0:
             shown = pool.status.scaling
-            kept.memory = recall(
-                capacity=shown.capacity_tokens_per_second if shown is not None else None,
-                start_seconds=shown.start_seconds if shown is not None else None,
-            )
+            kept.memories = {"Both": _recall(shown)} if shown is not None else {}
+        kept.model = _find_model(pool)
         kept.generation = pool.metadata.generation
         kept.due_at = started + settings.interval
-        if pool.is_deleting or pool.spec.disaggregation is not None:
+        if pool.is_deleting:
             return
-        role = list_roles(pool)[0]
         view = await self._fetch(kept, pool, snapshot.pods)
         now = time.time()
         # The count may have moved while the answers came.
         snapshot = self._observer.look(*key, now) or snapshot
-        judged = judge_scaling(snapshot, role, view, kept.memory, now)
-        kept.memory, kept.judged = judged.memory, judged
-        self._metrics.show(key, judged, decides=role.scaling is not None)
-        self._publish(kept, role, judged, key, now)
-        if role.scaling is not None and judged.decision.replicas == 0:
+        judged = judge_pool(snapshot, view, kept.memories, now)
+        kept.memories = {name: found.memory for name, found in judged.items()}
+        for role in list_roles(snapshot.pool):
+            if role.role == "Both":
+                self._metrics.show(key, judged[role.role], decides=role.scaling is not None)
+            self._publish(kept, role, judged[role.role], key, now)
+        if all(found.decision.replicas == 0 for found in judged.values()):
             kept.due_at = started + settings.wake_interval
         await self._find_rivals(key)
 
@@ -200,12 +207,13 @@ class Autoscaler:
             self._mark(*key)
 
     def _publish(self, kept: _Kept, role: RoleView, judged: Judged, key: Key, now: float) -> None:
-        before = kept.published
-        kept.published = publish(judged, before, now)
-        if role.scaling is None or (before is not None and before.at == kept.published.at):
+        before = kept.published.get(role.role)
+        shown = kept.published[role.role] = publish(judged, before, now)
+        if role.scaling is None or (before is not None and before.at == shown.at):
             return
-        if before is None or before.decision.replicas != kept.published.decision.replicas:
-            LOG.info("scaling", namespace=key[0], pool=key[1], decision=kept.published.decision.message)
+        if before is None or before.decision.replicas != shown.decision.replicas:
+            decision = shown.decision.message
+            LOG.info("scaling", namespace=key[0], pool=key[1], role=role.role, decision=decision)
         self._mark(*key)
 
     # --- asking -------------------------------------------------------------------------------------------------------
@@ -220,6 +228,7 @@ class Autoscaler:
             self._reports.fetch_reports(namespace, gateways, max_age=max_age),
             asyncio.gather(*(self._fetch_state(kept, pod) for pod in ready)),
         )
+        await self._node_kinds.refresh({pod.node for pod in pods if pod.node})
         now, clock = time.time(), time.monotonic()
         for entry in reports:
             found = next((p for p in entry.report.pools if p.pool == name), None) if entry.report else None
@@ -240,7 +249,18 @@ class Autoscaler:
             engines=tuple(kept.engines.values()),
             error=problems[0] if problems else "",
             interval_seconds=self._settings.interval,
+            node_kinds=self._node_kinds.get(),
+            other_starts=self._list_other_starts(kept),
         )
+
+    def _list_other_starts(self, kept: _Kept) -> tuple[Start, ...]:
+        others = [
+            memory.starts
+            for other in self._kept.values()
+            if other is not kept and other.model == kept.model
+            for memory in other.memories.values()
+        ]
+        return tuple(start for starts in others for start in starts)[-MAX_OTHER_STARTS:]
 
     async def _fetch_state(self, kept: _Kept, pod: Pod) -> str:
         """Fetch one state; returns the error, empty when it came."""
@@ -254,8 +274,25 @@ class Autoscaler:
         return ""
 
 
-def _repeat(status: PoolStatus) -> ReplicaDecision | None:
-    """The decision an earlier instance left in the status, so that a restart changes nothing before data is in."""
+def _find_model(pool: InferencePool) -> tuple[str, str | None, int]:
+    return pool.spec.model.source, pool.model_revision, pool.spec.engine.tensor_parallel_size
+
+
+def _recall(shown: ScalingStatus) -> Memory:
+    """What an earlier instance left; releases before start times by kind of node left one number."""
+    starts = tuple(StartSummary(s.node_kind, float(s.seconds), s.num_starts) for s in shown.start_times)
+    if not starts and shown.start_seconds is not None:
+        starts = (StartSummary("", float(shown.start_seconds), 1),)
+    return recall(capacity=shown.capacity_tokens_per_second, starts=starts)
+
+
+def _repeat(status: PoolStatus, role: RoleView) -> ReplicaDecision | None:
+    """The decision an earlier instance left in the status, so that a restart changes nothing before data is in.
+
+    Of a split pool the status shows no decision by role; its counts are held as the Deployments have them.
+    """
+    if role.role != "Both":
+        return None
     kinds = (ConditionType.SCALING_ACTIVE, ConditionType.SCALING_LIMITED)
     shown = [condition for kind in kinds if (condition := get_condition(status, kind)) is not None]
     if status.scaling is None or status.desired_replicas is None or len(shown) != len(kinds):

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from millpond_operator.plan.autoscale import Judged
 from millpond_operator.plan.publish import find_binding
 from millpond_operator.scaling.needs import compute_arrivals
+from millpond_operator.scaling.records import Demand
 
 PREFIX = "millpond_operator_scaling_"
 WHO = ("pool_namespace", "pool")
@@ -21,6 +22,7 @@ GAUGES = {
     "output_tokens_per_second": "Output tokens per second of all gateways together.",
     "backlog_tokens": "Uncached prompt tokens that wait in gateways and engines.",
     "held_requests": "Requests that gateways hold.",
+    "idle_seconds": "Since the last request that a ready replica could have served; 0 while something waits.",
     "capacity_tokens_per_second": "Uncached prompt tokens per second that one replica was measured to sustain.",
     "kv_used_ratio": "KV blocks of live sequences over all blocks of the ready replicas.",
     "start_seconds": "Measured time from creating a replica to its being ready, 90th percentile.",
@@ -97,6 +99,7 @@ def _list_values(judged: Judged, *, decides: bool) -> dict[str, float | None]:
         "output_tokens_per_second": demand.output_per_second if demand is not None else None,
         "backlog_tokens": demand.backlog_tokens if demand is not None else None,
         "held_requests": demand.held_requests if demand is not None else None,
+        "idle_seconds": _find_idle(demand) if demand is not None else None,
         "capacity_tokens_per_second": seen.capacity.prefill_per_second,
         "kv_used_ratio": kv.used_blocks / blocks if kv is not None and blocks else None,
         "start_seconds": judged.start_seconds,
@@ -104,3 +107,10 @@ def _list_values(judged: Judged, *, decides: bool) -> dict[str, float | None]:
         "pending_replicas": len(seen.supply.pending_ages),
         "active": (0 if judged.gap is not None else 1) if decides else None,
     }
+
+
+def _find_idle(demand: Demand) -> float | None:
+    """Idle time; None while a gateway cannot say."""
+    if demand.held_requests > 0 or demand.backlog_tokens > 0:
+        return 0.0
+    return max(0.0, demand.idle_seconds) if demand.idle_seconds is not None else None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from millpond_common.contract.reasons import ScalingReason
 from millpond_operator.api.pool import RoleView
@@ -14,9 +14,9 @@ from millpond_operator.scaling import memory as keep
 from millpond_operator.scaling.aggregate import EngineSample, GatewaySample, find_speed, make_demand, make_kv
 from millpond_operator.scaling.decide import decide
 from millpond_operator.scaling.freshness import find_gap
-from millpond_operator.scaling.learn import compute_horizon
+from millpond_operator.scaling.learn import compute_warm_floor
 from millpond_operator.scaling.memory import Memory
-from millpond_operator.scaling.needs import compute_arrivals
+from millpond_operator.scaling.needs import find_capacity, find_rate
 from millpond_operator.scaling.records import (
     Decision,
     Demand,
@@ -24,7 +24,8 @@ from millpond_operator.scaling.records import (
     ScalingSnapshot,
     Supply,
 )
-from millpond_operator.scaling.victim import compute_cached_value
+from millpond_operator.scaling.starts import Start, find_horizon, find_start_seconds
+from millpond_operator.scaling.victim import Candidate, compute_cached_value, find_unique_share, rank_victims
 
 UNLIMITED = 10_000
 """Largest count of the CRD: bound of the recommendation for a pool whose count somebody else owns."""
@@ -42,6 +43,10 @@ class ScalingView:
     error: str = ""
     """Why the last call failed, if one did."""
     interval_seconds: float = 15.0
+    node_kinds: Mapping[str, str] = field(default_factory=dict)
+    """Kind of each node by its name; empty where the operator may not see nodes."""
+    other_starts: tuple[Start, ...] = ()
+    """Start times of other pools that serve the same model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +71,11 @@ def judge_scaling(
     pods = tuple(pod for pod in snapshot.pods if pod.role == role.role.lower() and not pod.deleting)
     current = find_current(snapshot, role.role.lower())
     current = limits.min_replicas if current is None else current
-    memory = keep.note_replicas(memory, [_make_facts(pod) for pod in pods], now)
+    memory = keep.note_replicas(memory, [_make_facts(pod, view) for pod in pods], now)
     memory = keep.note_gateways(memory, [sample.gateway for sample in view.gateways], now)
     memory = keep.drop_holed_history(memory, now, max_gap_seconds=MAX_GAP_INTERVALS * view.interval_seconds)
-    horizon = compute_horizon(memory.starts)
+    kinds = {view.node_kinds.get(pod.node, "") for pod in pods if pod.node}
+    horizon = find_horizon(memory.starts, view.other_starts, kinds)
     supply, memory = make_supply(
         pods,
         current,
@@ -83,6 +89,7 @@ def judge_scaling(
     demand = _make_demand(snapshot, view, memory, frozenset(ready), now)
     demand = demand and _rest_idle(demand, ready, horizon_seconds=horizon, now=now)
     memory = _learn(snapshot, view, engines, demand, memory, ready, limits, now)
+    values = _find_values(view, engines)
     scaling = ScalingSnapshot(
         limits=limits,
         supply=supply,
@@ -90,9 +97,12 @@ def judge_scaling(
         kv=make_kv(engines, num_ready=len(ready)),
         capacity=memory.capacity.to_capacity(keep.find_decode_capacity(memory)),
         horizon_seconds=horizon,
+        axes=role.role,
         history=memory.history,
         stale_after_seconds=2 * view.interval_seconds,
+        victim_reuse_per_second=_find_reuses(view, engines, values, memory),
     )
+    scaling, memory = _add_warm_floor(scaling, role, memory, view, now)
     decision, gap = decide(scaling, now), find_gap(scaling, now)
     if gap is None:
         memory = keep.note_floor(memory, decision.floor, now, window_seconds=limits.stabilization_seconds)
@@ -102,8 +112,8 @@ def judge_scaling(
         gap=gap,
         gap_message=_explain_gap(gap, scaling, view, snapshot) if gap is not None else "",
         memory=memory,
-        cached_values=_find_values(view, engines),
-        start_seconds=keep.find_start_seconds(memory),
+        cached_values=values,
+        start_seconds=find_start_seconds(memory.starts, view.other_starts, kinds),
     )
 
 
@@ -171,8 +181,9 @@ def _is_starting(pod: Pod) -> bool:
     return pod.scheduled and not pod.cordoned and pod.restarts == 0 and any(c.running for c in pod.containers)
 
 
-def _make_facts(pod: Pod) -> keep.ReplicaFacts:
-    return keep.ReplicaFacts(pod.uid, pod.created_at, pod.ready_since if pod.ready else None, pod.restarts)
+def _make_facts(pod: Pod, view: ScalingView) -> keep.ReplicaFacts:
+    since, kind = pod.ready_since if pod.ready else None, view.node_kinds.get(pod.node, "")
+    return keep.ReplicaFacts(pod.uid, pod.created_at, since, pod.restarts, node_kind=kind)
 
 
 def _make_demand(
@@ -225,18 +236,64 @@ def _learn(
         ttft_target=limits.ttft_milliseconds,
         now=now,
     )
+    memory = keep.note_reuse(memory, engines)
     return keep.note_decode(memory, engines, max_sequences=snapshot.pool.spec.scheduling.max_sequences)
+
+
+def _add_warm_floor(
+    scaling: ScalingSnapshot, role: RoleView, memory: Memory, view: ScalingView, now: float
+) -> tuple[ScalingSnapshot, Memory]:
+    """Keep replicas for the bursts of the last hour, where the pool asks for that."""
+    if role.scaling is None or role.scaling.warm_floor != "Bursts":
+        return scaling, replace(memory, arrived=())
+    rate, capacity = find_rate(scaling), find_capacity(scaling)
+    memory = keep.note_arrivals(memory, rate, now, interval_seconds=view.interval_seconds)
+    floor = compute_warm_floor(
+        [entry.per_second for entry in memory.arrived],
+        interval_seconds=view.interval_seconds,
+        horizon_seconds=scaling.horizon_seconds,
+        capacity=capacity or 0.0,
+    )
+    return replace(scaling, warm_floor=floor), memory
+
+
+def _find_reuses(
+    view: ScalingView, engines: Sequence[EngineSample], values: Mapping[str, float], memory: Memory
+) -> tuple[float, ...]:
+    """Demand that each replica's own cache saves, in the order in which they would leave.
+
+    One whose hits have not been counted for a whole window counts as the one that saves most; without any counted
+    nobody knows.
+    """
+    rates = {uid: reuse.per_second for uid, reuse in memory.reuse.items() if reuse.per_second is not None}
+    if not rates:
+        return ()
+    shares = {s.pod_uid: _find_share(view, s.pod_uid) for s in engines}
+    ranked = rank_victims([Candidate(uid, True, values.get(uid, 0.0), 0) for uid in shares])
+    return tuple(rates.get(c.pod, max(rates.values())) * shares[c.pod] for c in ranked)
+
+
+def _find_share(view: ScalingView, uid: str) -> float:
+    cached, unique = _find_cached(view, uid)
+    return find_unique_share(cached_tokens=cached, unique_tokens=unique)
+
+
+def _find_cached(view: ScalingView, uid: str) -> tuple[int, int]:
+    """Tokens that the gateways expect in a replica's cache, and those of them that no other replica holds."""
+    seen = [entry for sample in view.gateways for entry in sample.report.endpoints if entry.pod_uid == uid]
+    return (
+        max((entry.cached_tokens for entry in seen), default=0),
+        max((entry.unique_cached_tokens for entry in seen), default=0),
+    )
 
 
 def _find_values(view: ScalingView, engines: tuple[EngineSample, ...]) -> dict[str, float]:
     """Cached value of each replica that told one."""
     values = {}
     for sample in engines:
-        seen = [e for s in view.gateways for e in s.report.endpoints if e.pod_uid == sample.pod_uid]
+        cached, unique = _find_cached(view, sample.pod_uid)
         values[sample.pod_uid] = compute_cached_value(
-            sample.state.cached_value_tokens,
-            cached_tokens=max((entry.cached_tokens for entry in seen), default=0),
-            unique_tokens=max((entry.unique_cached_tokens for entry in seen), default=0),
+            sample.state.cached_value_tokens, cached_tokens=cached, unique_tokens=unique
         )
     return values
 
@@ -261,7 +318,7 @@ def _explain_gap(
             f"{max(demand.gateways_reporting, 0)} of {demand.gateways_expected} gateways reported a full window;"
             f" they know {blind}{error}"
         )
-    if compute_arrivals(demand) is None:
+    if find_rate(scaling) is None:
         return f"no gateway has counted requests of this pool for long enough yet{error}"
     if scaling.kv is None and scaling.supply.ready > 0:
         return f"0 of {scaling.supply.ready} replicas told how full their KV cache is{error}"

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from millpond_common.contract.reasons import ConditionReason, ConditionType, ScalingReason
-from millpond_operator.api.status import Judgement, ScalingStatus
+from millpond_operator.api.status import Judgement, ScalingStatus, StartTime
 from millpond_operator.plan.autoscale import Judged
 from millpond_operator.plan.scale import ReplicaDecision
 from millpond_operator.scaling.records import Decision
+from millpond_operator.scaling.starts import summarise_starts
 
 REFRESH_SECONDS = 60.0
 """Numbers of an unchanged decision are written again after this long."""
@@ -74,6 +75,10 @@ def make_scaling_status(judged: Judged, now: float) -> ScalingStatus:
         demand_tokens_per_second=_round(made.demand_per_second),
         capacity_tokens_per_second=_round(made.capacity_per_second),
         start_seconds=math.ceil(judged.start_seconds) if judged.start_seconds is not None else None,
+        start_times=tuple(
+            StartTime(node_kind=s.node_kind, seconds=math.ceil(s.seconds), num_starts=s.num_starts)
+            for s in summarise_starts(judged.memory.starts)
+        ),
         observed_at=datetime.fromtimestamp(int(now), UTC),
     )
 

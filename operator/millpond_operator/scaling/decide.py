@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from millpond_common.contract.reasons import ScalingReason
 from millpond_operator.scaling.freshness import drop_stale, find_gap
-from millpond_operator.scaling.needs import compute_arrivals, compute_needs, make_careful
+from millpond_operator.scaling.needs import compute_needs, find_capacity, find_rate, make_careful
 from millpond_operator.scaling.records import TOLERANCE, UTILISATION, Decision, Need, ScalingSnapshot
 
 MAX_STEP = 4
@@ -23,7 +23,7 @@ FLEET_UTILISATION = 0.6
 def decide(snapshot: ScalingSnapshot, now: float) -> Decision:
     """Decide the replica count of one role of one pool."""
     fresh = drop_stale(snapshot, now)
-    needs = compute_needs(fresh.limits, fresh.demand, fresh.kv, fresh.capacity, fresh.horizon_seconds)
+    needs = compute_needs(fresh)
     zero = _decide_zero(fresh, needs)
     if zero is not None:
         return _finish(zero, fresh, needs)
@@ -38,7 +38,8 @@ def decide(snapshot: ScalingSnapshot, now: float) -> Decision:
     elif recommendation < supply.wanted:
         decision = _go_down(fresh, needs, need, now)
     else:
-        decision = Decision(supply.wanted, recommendation, ScalingReason.STEADY)
+        floor = (ScalingReason.WARM_FLOOR,) if _is_warm(need) else ()
+        decision = Decision(supply.wanted, recommendation, ScalingReason.STEADY, floor)
     return _finish(decision, fresh, needs)
 
 
@@ -85,7 +86,13 @@ def _recommend(snapshot: ScalingSnapshot, needs: tuple[Need, ...]) -> Need:
         counted = snapshot.supply.wanted - snapshot.supply.count_suspect(snapshot.horizon_seconds)
         return Need(float(max(counted, snapshot.warm_floor)), ScalingReason.NO_DATA)
     floor = Need(float(max(snapshot.warm_floor, 1)), ScalingReason.WARM_FLOOR)
-    return max((*needs, floor), key=lambda need: need.replicas)
+    strongest = max(needs, key=lambda need: need.replicas)
+    return floor if floor.replicas > math.ceil(strongest.replicas - 1e-9) else strongest
+
+
+def _is_warm(need: Need) -> bool:
+    """Whether bursts ask for more than the demand of now; one replica is everybody's floor."""
+    return need.reason is ScalingReason.WARM_FLOOR and need.replicas > 1
 
 
 def _go_up(snapshot: ScalingSnapshot, need: Need) -> Decision:
@@ -115,7 +122,8 @@ def _go_down(snapshot: ScalingSnapshot, needs: tuple[Need, ...], need: Need, now
         return Decision(supply.wanted, recommendation, need.reason, (ScalingReason.STABILIZING,))
     target = max(steady, floor, snapshot.warm_floor, 1)
     kept = _find_fleet_worth_keeping(snapshot, target)
-    bounds = (ScalingReason.CACHED_VALUE,) if kept > target else ()
+    bounds = (ScalingReason.WARM_FLOOR,) if target == snapshot.warm_floor > max(steady, floor, 1) else ()
+    bounds = (*bounds, ScalingReason.CACHED_VALUE) if kept > target else bounds
     return Decision(kept, recommendation, need.reason, bounds)
 
 
@@ -136,16 +144,18 @@ def _find_window_maximum(snapshot: ScalingSnapshot, now: float) -> int | None:
 def _find_fleet_worth_keeping(snapshot: ScalingSnapshot, target: int) -> int:
     """Stop shrinking where the prompts that lose their cached prefix would no longer fit the rest.
 
-    Pending replicas hold no cache, so only what is ready is looked at.
+    Pending replicas hold no cache, so only what is ready is looked at. Prompts are computed where they are cached, so
+    a fleet that only decodes loses nothing.
     """
-    arrivals = compute_arrivals(snapshot.demand) if snapshot.demand else None
-    capacity = snapshot.capacity.prefill_per_second
-    if arrivals is None or capacity is None or snapshot.victim_reuse_per_second <= 0:
+    arrivals, capacity = find_rate(snapshot), find_capacity(snapshot)
+    if arrivals is None or capacity is None or snapshot.axes == "Decode":
         return target
-    fleet = snapshot.supply.ready
-    while fleet > target:
-        lost = snapshot.victim_reuse_per_second * (snapshot.supply.ready - fleet + 1)
-        if arrivals + lost > capacity * UTILISATION * (fleet - 1):
+    fleet, lost = snapshot.supply.ready, 0.0
+    for reuse in snapshot.victim_reuse_per_second:
+        if fleet <= target:
+            break
+        lost += reuse
+        if lost > 0 and arrivals + lost > capacity * UTILISATION * (fleet - 1):
             return fleet
         fleet -= 1
     return target
@@ -161,14 +171,14 @@ def _finish(decision: Decision, snapshot: ScalingSnapshot, needs: tuple[Need, ..
         replicas, bounds = limits.max_replicas, (*bounds, ScalingReason.MAX_REPLICAS)
     if _is_unreachable(snapshot):
         bounds = (*bounds, ScalingReason.TARGET_UNREACHABLE)
-    demand = compute_arrivals(snapshot.demand) if snapshot.demand else None
+    demand = find_rate(snapshot)
     finished = replace(
         decision,
         replicas=replicas,
         bounds=bounds,
         floor=_compute_floor(needs),
         demand_per_second=demand,
-        capacity_per_second=snapshot.capacity.prefill_per_second,
+        capacity_per_second=find_capacity(snapshot),
         needs=needs,
     )
     return replace(finished, message=explain(finished, snapshot))
@@ -187,7 +197,8 @@ def explain(decision: Decision, snapshot: ScalingSnapshot) -> str:
     ]
     if decision.demand_per_second is not None:
         capacity = f"{decision.capacity_per_second:.0f}" if decision.capacity_per_second else "unknown"
-        parts.append(f"demand {decision.demand_per_second:.0f} of {capacity} uncached tokens/s per replica")
+        unit = "output" if snapshot.axes == "Decode" else "uncached"
+        parts.append(f"demand {decision.demand_per_second:.0f} of {capacity} {unit} tokens/s per replica")
     if snapshot.demand is not None and snapshot.demand.backlog_tokens:
         parts.append(f"{snapshot.demand.backlog_tokens} tokens waiting")
     if decision.recommendation != decision.replicas:

@@ -5,26 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 from millpond_common.contract.reasons import ScalingReason
-from millpond_operator.scaling.needs import compute_arrivals
+from millpond_operator.scaling.needs import find_capacity, find_rate
 from millpond_operator.scaling.records import ScalingSnapshot
 
 
 def find_gap(snapshot: ScalingSnapshot, now: float) -> ScalingReason | None:
     """First reason why this snapshot must not lower the count; None when every needed input is there and fresh."""
     demand, kv, limits = snapshot.demand, snapshot.kv, snapshot.limits
-    arrivals = compute_arrivals(demand) if demand is not None else None
-    if demand is None or arrivals is None:
+    rate = find_rate(snapshot)
+    if demand is None or rate is None:
         return ScalingReason.NO_DATA
     if now - demand.observed_at > snapshot.stale_after_seconds:
         return ScalingReason.STALE_DATA
     if demand.gateways_reporting < demand.gateways_expected:
         return ScalingReason.PARTIAL_DATA
-    if limits.kv_percent is not None and snapshot.supply.ready > 0:
+    if limits.kv_percent is not None and snapshot.axes != "Prefill" and snapshot.supply.ready > 0:
         if kv is None:
             return ScalingReason.NO_DATA
         if now - kv.observed_at > snapshot.stale_after_seconds:
             return ScalingReason.STALE_DATA
-    if arrivals > 0 and not snapshot.capacity.prefill_per_second:
+    if rate > 0 and not find_capacity(snapshot):
         # Without demand any capacity will do: a pool that never had a request may shrink.
         return ScalingReason.CAPACITY_UNKNOWN
     return None

@@ -16,6 +16,9 @@ MAX_SAMPLES = 64
 QUANTILE = 0.25
 """Capacity is a low quantile of what busy replicas served: it must hold most of the time."""
 DEFAULT_HORIZON_SECONDS = 300.0
+BURST_RATIO = 2.0
+MIN_BURSTS = 3
+BURST_QUANTILE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +97,44 @@ def compute_horizon(start_seconds: Sequence[float], default: float = DEFAULT_HOR
     return ordered[min(math.ceil(len(ordered) * 0.9), len(ordered)) - 1]
 
 
-def compute_warm_floor(arrivals: Sequence[float], *, capacity: float, quantile: float = 0.95) -> int:
-    """Replicas that bursts shorter than the horizon need, since no start is fast enough for them.
+def compute_warm_floor(
+    rates: Sequence[float], *, interval_seconds: float, horizon_seconds: float, capacity: float
+) -> int:
+    """Replicas for bursts that are over before a start is: no start is fast enough for them.
 
-    `arrivals` are uncached tokens per second of equal intervals over the last hour. An idle hour has no floor.
+    A burst is a run of intervals at more than twice the rate that was sustained for a whole start time around it
+    (morphological opening), and it is over. Fewer than MIN_BURSTS in the record are chance and have no floor; of the
+    others' peaks a high quantile counts. An idle hour, or one of steady demand, has none.
+
+    Args:
+        rates: uncached tokens per second of equal intervals, oldest first.
+        interval_seconds: of one rate.
+        horizon_seconds: time to start a replica.
+        capacity: uncached tokens per second of one replica.
     """
-    busy = sorted(rate for rate in arrivals if rate > 0)
-    if not busy or capacity <= 0:
+    width = max(2, math.ceil(horizon_seconds / interval_seconds))
+    if capacity <= 0 or len(rates) < width:
         return 0
-    burst = busy[min(int(len(busy) * quantile), len(busy) - 1)]
-    return math.ceil(burst / capacity)
+    sustained = _open(rates, width)
+    above = [rate > BURST_RATIO * level for rate, level in zip(rates, sustained, strict=True)]
+    peaks = sorted(_list_peaks(rates, above))
+    if len(peaks) < MIN_BURSTS:
+        return 0
+    return math.ceil(peaks[min(int(len(peaks) * BURST_QUANTILE), len(peaks) - 1)] / capacity - 1e-9)
+
+
+def _open(rates: Sequence[float], width: int) -> list[float]:
+    """Highest level that a window of `width` around each interval never fell below."""
+    lows = [min(rates[i : i + width]) for i in range(len(rates) - width + 1)]
+    return [max(lows[max(0, i - width + 1) : i + 1]) for i in range(len(rates))]
+
+
+def _list_peaks(rates: Sequence[float], above: Sequence[bool]) -> list[float]:
+    """Highest rate of each run that has ended."""
+    peaks: list[float] = []
+    inside = False
+    for rate, is_above in zip(rates, above, strict=True):
+        if is_above:
+            peaks = [*peaks[:-1], max(peaks[-1], rate)] if inside else [*peaks, rate]
+        inside = is_above
+    return peaks[:-1] if inside else peaks

@@ -17,13 +17,16 @@ from millpond_operator.scaling.learn import (
     learn_capacity,
 )
 from millpond_operator.scaling.records import Demand, Recommended
+from millpond_operator.scaling.starts import MAX_STARTS, Start, StartSummary, recall_starts
 
-MAX_STARTS = 32
-"""Start times kept; older ones say little about today's nodes and images."""
 MAX_START_SECONDS = 7200.0
 """A longer one is not a start: the replica was ready before and lost it for a while."""
 PERSISTENT_SECONDS = 2.0
 """Prompt work that waits at both ends of an interval, in seconds of work: the replica was busy in between."""
+REUSE_SECONDS = 60.0
+"""Window over which a replica's prefix hits are counted."""
+BURST_SECONDS = 3600.0
+"""How far back bursts are looked for."""
 PARTLY_BUSY = 0.3
 """Neither busy enough to show the limit nor idle enough to show the best latency."""
 
@@ -39,14 +42,33 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
+class Reuse:
+    """Prefix hits of one replica since the start of a window, and their rate in the last whole one."""
+
+    epoch: str
+    at: float
+    hit_tokens: int
+    per_second: float | None = None
+    """None until a window was whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Rate of arrivals at one look."""
+
+    at: float
+    per_second: float
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """Everything that one decision hands to the next."""
 
     history: tuple[Recommended, ...] = ()
     capacity: CapacityEstimate = field(default_factory=CapacityEstimate)
     decode_samples: tuple[float, ...] = ()
-    starts: tuple[float, ...] = ()
-    """Seconds from creating a replica to its being ready, oldest first."""
+    starts: tuple[Start, ...] = ()
+    """Oldest first."""
     timed: frozenset[str] = frozenset()
     """Replicas whose start was taken."""
     unready_since: Mapping[str, float] = field(default_factory=dict)
@@ -54,6 +76,10 @@ class Memory:
     """Since when fewer pods exist than are wanted."""
     gateways_since: Mapping[str, float] = field(default_factory=dict)
     tick: Tick | None = None
+    reuse: Mapping[str, Reuse] = field(default_factory=dict)
+    """By replica."""
+    arrived: tuple[Arrived, ...] = ()
+    """Of the last hour, oldest first; kept only where a warm floor is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +90,13 @@ class ReplicaFacts:
     created_at: float
     ready_since: float | None
     restarts: int
+    node_kind: str = ""
 
 
-def recall(*, capacity: int | None, start_seconds: int | None) -> Memory:
+def recall(*, capacity: int | None, starts: Sequence[StartSummary] = ()) -> Memory:
     """A memory from what the pool's status says."""
     return Memory(
-        capacity=CapacityEstimate(profile=float(capacity) if capacity else None),
-        starts=(float(start_seconds),) if start_seconds else (),
+        capacity=CapacityEstimate(profile=float(capacity) if capacity else None), starts=recall_starts(starts)
     )
 
 
@@ -81,7 +107,7 @@ def note_replicas(memory: Memory, replicas: Sequence[ReplicaFacts], now: float) 
     """
     living = {replica.uid for replica in replicas}
     new = [r for r in replicas if r.ready_since is not None and r.uid not in memory.timed]
-    starts = [s for r in new if r.restarts == 0 and (s := _measure_start(r)) is not None]
+    starts = [Start(r.node_kind, s) for r in new if r.restarts == 0 and (s := _measure_start(r)) is not None]
     unready = {
         r.uid: memory.unready_since.get(r.uid, now if r.uid in memory.timed else r.created_at)
         for r in replicas
@@ -201,7 +227,29 @@ def find_decode_capacity(memory: Memory) -> float | None:
     return ordered[len(ordered) // 4] if ordered else None
 
 
-def find_start_seconds(memory: Memory) -> float | None:
-    """p90 of the measured start times; None until a replica has started."""
-    ordered = sorted(memory.starts)
-    return ordered[min(len(ordered) * 9 // 10, len(ordered) - 1)] if ordered else None
+def note_reuse(memory: Memory, samples: Sequence[EngineSample]) -> Memory:
+    """Count prefix hits of the replicas that answered; a restart begins the count anew."""
+    known = {
+        s.pod_uid: _count_reuse(memory.reuse.get(s.pod_uid), s, s.state.prefix_hit_tokens)
+        for s in samples
+        if s.state.prefix_hit_tokens is not None
+    }
+    return replace(memory, reuse=known)
+
+
+def _count_reuse(before: Reuse | None, sample: EngineSample, hit_tokens: int) -> Reuse:
+    if before is None or before.epoch != sample.state.epoch or hit_tokens < before.hit_tokens:
+        return Reuse(sample.state.epoch, sample.at, hit_tokens)
+    seconds = sample.at - before.at
+    if seconds < REUSE_SECONDS:
+        return before
+    return Reuse(before.epoch, sample.at, hit_tokens, (hit_tokens - before.hit_tokens) / seconds)
+
+
+def note_arrivals(memory: Memory, rate: float | None, now: float, *, interval_seconds: float) -> Memory:
+    """Take the rate of this interval; an unknown one leaves a gap."""
+    last = memory.arrived[-1].at if memory.arrived else float("-inf")
+    if rate is None or now - last < interval_seconds * 0.9:
+        return memory
+    kept = (entry for entry in memory.arrived if entry.at > now - BURST_SECONDS)
+    return replace(memory, arrived=(*kept, Arrived(now, rate)))

@@ -20,7 +20,7 @@ from millpond_operator.scaling.records import (
     Demand,
     KvLoad,
     Need,
-    ScalingLimits,
+    ScalingSnapshot,
 )
 
 RISE = 1.3
@@ -30,21 +30,34 @@ BACKLOG_HORIZONS = 2.0
 """Backlog is to be gone within this many start times; sooner would start replicas that idle once it is."""
 
 
-def compute_needs(
-    limits: ScalingLimits,
-    demand: Demand | None,
-    kv: KvLoad | None,
-    capacity: Capacity,
-    horizon_seconds: float,
-) -> tuple[Need, ...]:
-    """Needs of the axes whose inputs are there; an absent input gives no need, never a need of zero."""
-    found = [
-        _prefill(demand, capacity, horizon_seconds),
-        _decode(demand, capacity),
-        _memory(kv, limits.kv_percent),
+def compute_needs(snapshot: ScalingSnapshot) -> tuple[Need, ...]:
+    """Needs of the role's axes whose inputs are there; an absent input gives no need, never a need of zero."""
+    limits, demand, capacity = snapshot.limits, snapshot.demand, snapshot.capacity
+    prompts = [
+        _prefill(demand, capacity, snapshot.horizon_seconds),
         _queue(demand, limits.queued_tokens),
     ]
+    outputs = [_decode(demand, capacity), _memory(snapshot.kv, limits.kv_percent)]
+    found = [
+        *(prompts if snapshot.axes != "Decode" else ()),
+        *(outputs if snapshot.axes != "Prefill" else ()),
+    ]
     return tuple(need for need in found if need is not None)
+
+
+def find_rate(snapshot: ScalingSnapshot) -> float | None:
+    """Tokens per second of the role's own demand: prompt tokens, or output tokens for decode; None while unknown."""
+    if snapshot.demand is None:
+        return None
+    return (
+        snapshot.demand.output_per_second if snapshot.axes == "Decode" else compute_arrivals(snapshot.demand)
+    )
+
+
+def find_capacity(snapshot: ScalingSnapshot) -> float | None:
+    """What one replica sustains of that demand; None while unmeasured."""
+    capacity = snapshot.capacity
+    return capacity.decode_per_second if snapshot.axes == "Decode" else capacity.prefill_per_second
 
 
 def compute_arrivals(demand: Demand) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from millpond_common.contract.reasons import ScalingReason
 
@@ -10,6 +11,10 @@ UTILISATION = 0.8
 """Share of a replica's capacity that demand may use: the rest absorbs bursts shorter than a loop."""
 TOLERANCE = 0.1
 """Relative change of the count that is not worth a start or a drain."""
+
+
+Axes = Literal["Both", "Prefill", "Decode"]
+"""Which demand a role follows: prompt tokens, output tokens and KV residency, or all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +116,15 @@ class ScalingSnapshot:
     capacity: Capacity
     horizon_seconds: float
     """p90 of measured create-to-ready time for this model and node kind."""
+    axes: Axes = "Both"
     history: tuple[Recommended, ...] = ()
     """Oldest first; a gap longer than the window counts as no history."""
     stale_after_seconds: float = 30.0
     warm_floor: int = 0
-    victim_reuse_per_second: float = 0.0
-    """Prompt tokens per second that hit blocks only the likely victim holds: demand once it is gone."""
+    """Replicas for bursts that are shorter than a start."""
+    victim_reuse_per_second: tuple[float, ...] = ()
+    """Prompt tokens per second that hit blocks only this replica holds, in the order in which replicas would leave:
+    demand once it is gone. Empty where nobody measured it."""
 
 
 @dataclass(frozen=True, slots=True)

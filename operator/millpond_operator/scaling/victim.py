@@ -28,9 +28,12 @@ def compute_cached_value(weighted_tokens: int, *, cached_tokens: int, unique_tok
         cached_tokens: tokens that the gateways expect in its cache.
         unique_tokens: the part of them that no other replica holds.
     """
-    if cached_tokens <= 0:
-        return float(weighted_tokens)
-    return weighted_tokens * min(1.0, unique_tokens / cached_tokens)
+    return weighted_tokens * find_unique_share(cached_tokens=cached_tokens, unique_tokens=unique_tokens)
+
+
+def find_unique_share(*, cached_tokens: int, unique_tokens: int) -> float:
+    """Share of a replica's cache that no other replica holds; all of it while the gateways expect nothing there."""
+    return min(1.0, unique_tokens / cached_tokens) if cached_tokens > 0 else 1.0
 
 
 def rank_victims(candidates: Sequence[Candidate]) -> list[Candidate]:

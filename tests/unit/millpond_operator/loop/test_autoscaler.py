@@ -17,15 +17,22 @@ from tests.support.scaled_pool import make_report
 from millpond_common.contract.engine_state import EngineState
 from millpond_common.contract.gateway_report import GatewayReport, PoolReport
 from millpond_operator.api.status import dump_status
+from millpond_operator.desired.kinds import NODE, Kind
 from millpond_operator.errors import GatewayCallError
 from millpond_operator.loop.autoscaler import Autoscaler, ScalingSettings
 from millpond_operator.loop.scaling_metrics import ScalingMetrics
+from millpond_operator.observe.node_kinds import NodeKinds
 from millpond_operator.observe.reports import ReportCache
 from millpond_operator.plan.planner import plan
 from millpond_operator.plan.snapshot import Pod, PoolSnapshot, Workload
 
 SCALING = {"minReplicas": 1, "maxReplicas": 8}
 GATEWAY = make_pod("gateway", role="", address="10.0.1.1")
+
+
+@dataclass
+class Listed:
+    items: list[dict[str, Any]]
 
 
 @dataclass
@@ -39,6 +46,7 @@ class Fleet:
     marked: list[str] = field(default_factory=list)
     leads: bool = True
     rivals: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    node_lists: int = 0
 
     def add(self, name: str, count: int, rate: float, **spec: Any) -> None:
         base = make_pool(metadata={"name": name, "uid": f"uid-{name}"},
@@ -79,6 +87,12 @@ class Fleet:
     async def refresh(self, namespace: str) -> None:
         self.rivals = {"pool": ("theirs",)}
 
+    async def list(self, kind: Kind, namespace: str | None) -> Listed:
+        assert kind is NODE
+        self.node_lists += 1
+        labels = {"node.kubernetes.io/instance-type": "a3"}
+        return Listed([{"metadata": {"name": "node-1", "labels": labels}}])
+
     async def fetch_state(self, address: str) -> EngineState:
         self.asked.append(address)
         return make_engine_state()
@@ -91,6 +105,7 @@ def make_autoscaler(fleet: Fleet, registry: CollectorRegistry | None = None, **t
         reports=ReportCache(fleet, time.monotonic),  # type: ignore[arg-type]
         engines=fleet,
         scalers=fleet,  # type: ignore[arg-type]
+        node_kinds=NodeKinds(fleet, time.monotonic, enabled=True),  # type: ignore[arg-type]
         metrics=ScalingMetrics(registry or CollectorRegistry()),
         list_pools=lambda: [("ns", name) for name in fleet.pools],
         mark=lambda _, name: fleet.marked.append(name),
@@ -236,3 +251,23 @@ async def test_op_068_before_the_first_look_the_status_speaks() -> None:
     assert decision.replicas == 4
     assert decision.status == planned.status.scaling
     assert decision.judgements[0].status is True
+
+
+async def test_as_021_pools_of_one_model_share_their_start_times_by_kind_of_node() -> None:
+    fleet = Fleet()
+    fleet.add("known", 5, 100.0, scaling=SCALING)
+    fleet.add("fresh", 0, 0.0, scaling=SCALING | {"minReplicas": 0, "coldStartHoldSeconds": 60})
+    fleet.offer("fresh", 0.0, held_requests=1)
+    autoscaler = make_autoscaler(fleet, interval=0.2)
+
+    def get_start(name: str) -> int | None:
+        made = autoscaler.decide(fleet.pools[name], 0.0)
+        status = made["Both"].status if made else None
+        return status.start_seconds if status is not None else None
+
+    await run_until(autoscaler, lambda: get_start("fresh") is not None)
+    assert get_start("known") == get_start("fresh") == 50, "as long as the known pool's replicas took"
+    status = autoscaler.decide(fleet.pools["known"], 0.0)["Both"].status
+    assert status is not None
+    assert [(s.node_kind, s.num_starts) for s in status.start_times] == [("a3", 5)]
+    assert fleet.node_lists == 1, "listed once, since no other node was met"

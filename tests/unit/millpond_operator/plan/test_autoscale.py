@@ -24,12 +24,14 @@ from tests.support.scaled_pool import EPOCH, ScaledPool
 from millpond_common.contract.gateway_report import PoolReport
 from millpond_common.contract.reasons import ConditionReason, ConditionType, ScalingReason
 from millpond_operator.api.pool import list_roles
+from millpond_operator.api.status import PoolStatus, dump_status
 from millpond_operator.observe.scalers import group_by_pool
 from millpond_operator.plan.autoscale import Judged, ScalingView, judge_scaling, make_limits, make_supply
 from millpond_operator.plan.planner import plan
 from millpond_operator.plan.publish import REFRESH_SECONDS, make_decision, publish
 from millpond_operator.plan.victims import choose_victims
 from millpond_operator.scaling.memory import Memory, recall
+from millpond_operator.scaling.starts import Start, StartSummary
 
 SCALING = {"minReplicas": 1, "maxReplicas": 10, "scaleDownStabilizationSeconds": 300}
 ZERO = SCALING | {"minReplicas": 0, "idleSeconds": 600, "coldStartHoldSeconds": 300}
@@ -96,7 +98,9 @@ def test_as_021_as_022_the_horizon_is_what_starts_took_nodes_included() -> None:
 
 
 def test_as_023_a_new_operator_wakes_a_pool_at_zero() -> None:
-    pool = ScaledPool(ZERO, count=0, rate=0.0, memory=recall(capacity=900, start_seconds=240))
+    pool = ScaledPool(
+        ZERO, count=0, rate=0.0, memory=recall(capacity=900, starts=(StartSummary("", 240.0, 1),))
+    )
     pool.report = {"last_request_seconds_ago": None}
     assert set(pool.run(60)) == {0}
     pool.report = {"held_requests": 1, "held_tokens": 30, "last_request_seconds_ago": 0.0}
@@ -378,3 +382,65 @@ def test_gateways_that_have_just_met_the_pool_are_not_called_stale() -> None:
     assert judged.gap is ScalingReason.NO_DATA
     assert "for long enough yet" in judged.gap_message
     assert judged.decision.replicas == 2
+
+
+def test_as_018_what_the_victim_has_cached_must_fit_the_rest_before_it_leaves() -> None:
+    pool = make_scaled(3, rate=500.0)
+    pool.hit_rates = {"p1": 50.0, "p2": 400.0, "p3": 2_000.0}
+    pool.run(900)
+    assert pool.count == 2, "two can compute p1's 50 as well, one could not compute p2's 400 on top"
+    judged = pool.step()
+    assert judged.snapshot.victim_reuse_per_second == (400.0, 2_000.0), "p1 has left"
+    assert judged.decision.bounds[-1] is ScalingReason.CACHED_VALUE
+    assert make_decision(judged, pool.now).status.reason == "CachedValue"  # type: ignore[union-attr]
+    pool.hit_rates = dict.fromkeys(pool.hit_rates, 0.0)
+    assert pool.run(900)[-1] == 1, "the demand alone needs no second one"
+
+
+def test_a_replica_whose_hits_are_not_counted_yet_is_not_worthless() -> None:
+    pool = make_scaled(2, rate=500.0)
+    pool.hit_rates = {"p1": 700.0, "p2": 700.0}
+    pool.run(90)
+    pool._pods[1] = replace(pool._pods[1], uid="another")
+    assert pool.step().snapshot.victim_reuse_per_second == (700.0, 700.0)
+    pool.hit_rates = {}
+    assert pool.step().snapshot.victim_reuse_per_second == (), "nobody knows, so nobody is guarded"
+
+
+def run_bursts(pool: ScaledPool, num: int) -> None:
+    """Five minutes of calm and one interval of ten times the load, again and again."""
+    for _ in range(num):
+        pool.rate = 300.0
+        pool.run(300)
+        pool.rate = 3_800.0
+        pool.step()
+    pool.rate = 300.0
+
+
+def test_bursts_that_no_start_can_follow_keep_a_warm_floor_where_it_is_asked_for() -> None:
+    pool = ScaledPool(SCALING | {"warmFloor": "Bursts"}, start_seconds=240.0)
+    run_bursts(pool, 5)
+    pool.run(600)
+    judged = pool.step()
+    assert (pool.count, judged.snapshot.warm_floor) == (4, 4)
+    assert make_decision(judged, pool.now).status.reason == "WarmFloor"  # type: ignore[union-attr]
+    assert pool.run(3_900)[-1] == 1, "an hour without one ends it"
+    unasked = make_scaled(start_seconds=240.0)
+    run_bursts(unasked, 5)
+    assert unasked.run(600)[-1] == 1
+    assert unasked.memory.arrived == ()
+
+
+def test_as_021_start_times_are_kept_by_kind_of_node_and_come_back_from_the_status() -> None:
+    pool = make_scaled(1, rate=5_000.0, start_seconds=400.0, node_kinds={"node-1": "a3/H200"})
+    pool.run(1_500)
+    judged = pool.step()
+    assert {start.node_kind for start in judged.memory.starts[1:]} == {"a3/H200"}
+    status = make_decision(judged, pool.now).status
+    assert status is not None
+    assert [(s.node_kind, s.seconds) for s in status.start_times] == [("a3/H200", 400)]
+    assert dump_status(PoolStatus(scaling=status))["scaling"]["startTimes"][0]["numStarts"] >= 5
+    known = tuple(Start("a3/H200", 90.0) for _ in range(9))
+    fresh = make_scaled(1, rate=100.0, node_kinds={"node-1": "a3/H200"}, other_starts=known)
+    fresh._pods = [replace(pod, ready_since=None, ready=False) for pod in fresh._pods]
+    assert fresh.step().snapshot.horizon_seconds == 90.0, "another pool of the model has measured it"

@@ -12,7 +12,6 @@ from millpond_operator.scaling.learn import (
     CapacityEstimate,
     Interval,
     compute_horizon,
-    compute_warm_floor,
     learn_capacity,
 )
 from millpond_operator.scaling.records import (
@@ -190,12 +189,14 @@ def test_as_016_prefill_heavy_load_grows_prefill_only() -> None:
 
 def test_as_017_one_budget_is_never_passed_at_any_instant() -> None:
     def plan(wanted: int, current: int) -> RolePlan:
-        return RolePlan(Decision(wanted, wanted, ScalingReason.PREFILL_DEMAND), current, gpus_per_replica=1)
+        return RolePlan(
+            Decision(wanted, wanted, ScalingReason.PREFILL_DEMAND), current, devices_per_replica=1
+        )
 
-    prefill, decode = fit_budget(plan(6, 4), plan(2, 4), budget_gpus=8)
+    prefill, decode = fit_budget(plan(6, 4), plan(2, 4), budget=8)
     assert (prefill.replicas, decode.replicas) == (4, 2)  # down first; the freed GPUs serve the next loop
     assert ScalingReason.BUDGET in prefill.bounds
-    prefill, decode = fit_budget(plan(6, 4), plan(2, 2), budget_gpus=8)
+    prefill, decode = fit_budget(plan(6, 4), plan(2, 2), budget=8)
     assert (prefill.replicas, decode.replicas) == (6, 2)
 
 
@@ -210,10 +211,15 @@ def test_as_018_the_replica_with_the_common_prefix_stays() -> None:
         candidate("d", 200, 0.1),
     ]
     assert [c.pod for c in rank_victims(fleet)] == ["c", "d", "b", "a"]
-    guarded = snapshot(600.0, ready=2, victim_reuse_per_second=600.0, history=history(1, 1))
+    guarded = snapshot(600.0, ready=2, victim_reuse_per_second=(600.0, 900.0), history=history(1, 1))
     decision = decide(guarded, NOW)
     assert decision.replicas == 2
     assert ScalingReason.CACHED_VALUE in decision.bounds
+    # One of three may go: what it saved fits the other two; the next one's would not fit the last.
+    three = replace(guarded, supply=Supply(3), victim_reuse_per_second=(50.0, 600.0, 900.0))
+    assert decide(three, NOW).replicas == 2
+    worthless = replace(guarded, victim_reuse_per_second=(0.0, 900.0))
+    assert decide(worthless, NOW).replicas == 1
 
 
 def test_pending_replicas_leave_before_ready_ones_and_no_zone_is_emptied() -> None:
@@ -278,11 +284,18 @@ def test_growth_is_limited_per_loop_and_by_the_maximum() -> None:
     assert ScalingReason.MAX_REPLICAS in capped.bounds
 
 
-def test_bursts_shorter_than_a_start_keep_a_warm_floor() -> None:
-    arrivals = [0.0] * 50 + [100.0] * 40 + [5_000.0] * 10
-    assert compute_warm_floor(arrivals, capacity=1_000.0) == 5
-    assert compute_warm_floor([0.0] * 100, capacity=1_000.0) == 0
-    assert decide(snapshot(100.0, ready=1, warm_floor=3), NOW).replicas == 3
+def test_a_warm_floor_is_named_and_holds_a_fleet() -> None:
+    raised = decide(snapshot(100.0, ready=1, warm_floor=3), NOW)
+    assert (raised.replicas, raised.reason) == (3, ScalingReason.WARM_FLOOR)
+    held = decide(snapshot(100.0, ready=3, warm_floor=3), NOW)
+    assert (held.replicas, held.bounds) == (3, (ScalingReason.WARM_FLOOR,))
+    lowered = decide(snapshot(100.0, ready=6, warm_floor=3), NOW)
+    assert (lowered.replicas, lowered.bounds) == (3, (ScalingReason.WARM_FLOOR,))
+    needed = decide(snapshot(2_300.0, ready=3, warm_floor=3), NOW)
+    assert ScalingReason.WARM_FLOOR not in needed.bounds
+    zero = replace(LIMITS, min_replicas=0, idle_seconds=600.0)
+    idle = snapshot(0.0, ready=3, warm_floor=3, limits=zero, demand=demand(0.0, idle_seconds=700.0))
+    assert decide(idle, NOW).replicas == 0, "bursts that have ended keep nothing from zero"
 
 
 RATES = st.floats(0, 50_000, allow_nan=False)
@@ -302,7 +315,10 @@ def snapshots(draw: st.DrawFn) -> ScalingSnapshot:
         kv=draw(st.none() | st.builds(kv, st.integers(0, 9_000))),
         capacity=Capacity(draw(st.none() | st.just(1_000.0)), draw(st.none() | st.just(400.0))),
         horizon_seconds=H,
+        axes=draw(st.sampled_from(["Both", "Prefill", "Decode"])),
         history=draw(st.sampled_from([(), QUIET, history(1, 5, 2)])),
+        warm_floor=draw(st.integers(0, 6)),
+        victim_reuse_per_second=tuple(draw(st.lists(st.floats(0, 3_000), max_size=12))),
     )
 
 

@@ -17,15 +17,16 @@ from millpond_operator.scaling.memory import (
     ReplicaFacts,
     drop_holed_history,
     find_decode_capacity,
-    find_start_seconds,
     note_decode,
     note_engines,
     note_floor,
     note_gateways,
     note_replicas,
+    note_reuse,
     recall,
 )
 from millpond_operator.scaling.records import Demand, Recommended
+from millpond_operator.scaling.starts import Start, StartSummary
 
 NOW = 10_000.0
 
@@ -37,8 +38,7 @@ def facts(uid: str, *, created: float, ready: float | None, restarts: int = 0) -
 def test_a_start_is_measured_once_from_creation_to_ready() -> None:
     memory = note_replicas(Memory(), [facts("a", created=NOW - 100, ready=NOW - 10)], NOW)
     again = note_replicas(memory, [facts("a", created=NOW - 100, ready=NOW - 5)], NOW + 15)
-    assert again.starts == (90.0,)
-    assert find_start_seconds(again) == 90.0
+    assert again.starts == (Start("", 90.0),)
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,10 @@ def test_a_gateway_that_restarts_is_known_anew() -> None:
 
 
 def test_op_068_what_the_status_says_is_remembered() -> None:
-    memory = recall(capacity=900, start_seconds=240)
+    memory = recall(capacity=900, starts=(StartSummary("large", 240.0, 9),))
     assert memory.capacity.prefill_per_second == 900.0
-    assert find_start_seconds(memory) == 240.0
-    assert recall(capacity=None, start_seconds=None) == Memory()
+    assert memory.starts == (Start("large", 240.0),) * 5, "as much evidence as a pool needs of its own"
+    assert recall(capacity=None) == Memory()
 
 
 def test_a_hole_starts_the_history_anew() -> None:
@@ -169,3 +169,22 @@ def test_output_speed_is_capacity_only_in_a_full_batch() -> None:
         len(note_decode(replace(memory, decode_samples=(1.0,) * 99), full, max_sequences=256).decode_samples)
         == 32
     )
+
+
+def hits(uid: str, tokens: int | None, at: float, *, epoch: str = "1" * 16) -> EngineSample:
+    return EngineSample(uid, at, make_engine_state(prefix_hit_tokens=tokens, epoch=epoch))
+
+
+def test_as_018_prefix_hits_are_counted_over_whole_windows() -> None:
+    memory = note_reuse(Memory(), [hits("a", 1_000, NOW)])
+    assert memory.reuse["a"].per_second is None, "nothing is known before a window is whole"
+    memory = note_reuse(memory, [hits("a", 4_000, NOW + 30)])
+    assert memory.reuse["a"].per_second is None
+    memory = note_reuse(memory, [hits("a", 7_000, NOW + 60)])
+    assert memory.reuse["a"].per_second == 100.0
+    memory = note_reuse(memory, [hits("a", 7_500, NOW + 90)])
+    assert memory.reuse["a"].per_second == 100.0, "of the last whole one"
+    restarted = note_reuse(memory, [hits("a", 9_000, NOW + 120, epoch="2" * 16)])
+    assert restarted.reuse["a"].per_second is None
+    assert note_reuse(memory, [hits("a", None, NOW + 120)]).reuse == {}, "an engine that does not count"
+    assert note_reuse(memory, []).reuse == {}
