@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx2
 import msgspec
-from lightkube.config.client_adapter import AsyncClient, ConnectionParams
+from lightkube.config.client_adapter import ConnectionParams
 from lightkube.config.kubeconfig import SingleConfig
 
 from millpond_operator.desired.kinds import POD, Kind
@@ -33,6 +33,9 @@ TYPE_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
 MAX_LOG_BYTES = 16_384
 PAGE_SIZE = 500
+MAX_CONNECTIONS = 100
+KEEP_IDLE_SECONDS = 45.0
+"""An idle connection is kept this long, since a handshake costs as much as the call; the API server keeps it for 90."""
 
 Obj = dict[str, Any]
 CallObserver = Callable[[str, str, int, float], None]
@@ -53,8 +56,9 @@ class KubeClient:
     def __init__(
         self, connection: SingleConfig, *, timeout_seconds: float = 15.0, observer: CallObserver | None = None
     ) -> None:
-        limits = ConnectionParams(timeout=httpx2.Timeout(timeout_seconds), trust_env=False)
-        self._http = AsyncClient(connection, limits)
+        parameters = ConnectionParams(timeout=httpx2.Timeout(timeout_seconds), trust_env=False)
+        limits = httpx2.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEP_IDLE_SECONDS)
+        self._http = httpx2.AsyncClient(limits=limits, **parameters.httpx_params(connection))
         self._http.headers["user-agent"] = "millpond-operator"
         self._observer = observer
 

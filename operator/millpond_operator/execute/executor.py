@@ -1,4 +1,4 @@
-"""Carries a plan out: in stages, each write fenced by the Lease, each answer remembered at once."""
+"""Carries a plan out: in few stages, each write fenced by the Lease, each answer remembered at once."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from millpond_common.contract.labels import FINALIZER, MANAGER
 from millpond_operator.api.pool import PoolMetadata
 from millpond_operator.clients.kube import KubeClient
 from millpond_operator.desired.kinds import POD, POOL, Kind
-from millpond_operator.errors import NotFoundError
+from millpond_operator.errors import ConflictError, NotFoundError
 from millpond_operator.plan.actions import (
     STAGE_FIRST,
-    STAGE_REST,
+    STAGE_WORKLOADS,
     Action,
     Apply,
     Delete,
@@ -26,6 +26,11 @@ Fence = Callable[[], None]
 """Raises NotLeaderError unless this instance may write."""
 Remember = Callable[[Kind, Mapping[str, Any]], object]
 """Takes an object as the API server answered it, so that the next decision sees the write."""
+
+CREATED_STAGES = (STAGE_FIRST, STAGE_WORKLOADS)
+"""What stands between a pool and its pods is created: one call, which the API server refuses where a stranger has the
+name, instead of a look and an apply. Later writes are applies; that drops no field of the first one, since
+accounts, claims, records and workloads never lose a field. The others may with another version, so they are applied."""
 
 
 class Holder(Enum):
@@ -42,6 +47,10 @@ T = TypeVar("T")
 
 def _name(apply: Apply) -> Name:
     return apply.manifest.kind, apply.manifest.name
+
+
+def _may_come_first(apply: Apply) -> bool:
+    return apply.stage == STAGE_WORKLOADS and apply.is_new
 
 
 class Executor:
@@ -62,39 +71,49 @@ class Executor:
         actions = tuple(actions)
         applies = [action for action in actions if isinstance(action, Apply)]
         finalizers = [action for action in actions if isinstance(action, SetFinalizer)]
-        wants_finalizer = any(finalizer.present for finalizer in finalizers)
-        prepared = await finish_all(
-            [self._prepare(applies), self._add_finalizer(pool, wanted=wants_finalizer)]
+        holders: dict[Name, Holder] = {}
+        late = [apply for apply in applies if apply.stage != STAGE_FIRST and not _may_come_first(apply)]
+        # Each round trip stands between a pool and its pods. A new workload waits for none: its controllers need two
+        # more calls before a pod asks for its account, a kubelet many more, and any part of these that a crash leaves
+        # behind converges. Counts wait for the marks that name their victims.
+        await self._all(
+            [
+                *(self._write(apply, holders) for apply in applies if apply.stage == STAGE_FIRST),
+                *(self._write(apply, holders) for apply in applies if _may_come_first(apply)),
+                *(self._set_finalizer(pool, present=True) for f in finalizers if f.present),
+                *(self._mark(pool, action) for action in actions if isinstance(action, MarkPod)),
+            ]
         )
-        holders = prepared[0]
-        await self._all(self._mark(pool, action) for action in actions if isinstance(action, MarkPod))
-        for stage in sorted({apply.stage for apply in applies} - {STAGE_FIRST}):
-            due = [apply for apply in applies if apply.stage == stage]
-            holders |= await self._find_holders([apply for apply in due if _name(apply) not in holders])
-            await self._all(self._apply(apply, holders[_name(apply)]) for apply in due)
+        for stage in sorted({apply.stage for apply in late}):
+            await self._all(self._write(apply, holders) for apply in late if apply.stage == stage)
         await self._all(self._delete(pool, action) for action in actions if isinstance(action, Delete))
         for finalizer in (f for f in finalizers if not f.present):
             await self._set_finalizer(pool, present=finalizer.present)
         return Holder.STRANGER in holders.values()
 
-    async def _prepare(self, applies: list[Apply]) -> dict[Name, Holder]:
-        """Make what pods need, which has no effect of its own yet, while the finalizer is on its way.
-
-        Looking at names costs a round trip, so the workloads' are looked at here too.
-        """
-        early = [apply for apply in applies if apply.stage < STAGE_REST]
-        holders = await self._find_holders(early)
-        first = [apply for apply in early if apply.stage == STAGE_FIRST]
-        await self._all(self._apply(apply, holders[_name(apply)]) for apply in first)
-        return holders
-
     async def _all(self, writes: Iterable[Coroutine[Any, Any, None]]) -> None:
         await finish_all(list(writes))
 
-    async def _find_holders(self, applies: list[Apply]) -> dict[Name, Holder]:
-        """Who holds each name; what the snapshot knows is ours."""
-        found = await finish_all([self._find_holder(apply) for apply in applies])
-        return {_name(apply): holder for apply, holder in zip(applies, found, strict=True)}
+    async def _write(self, apply: Apply, holders: dict[Name, Holder]) -> None:
+        """Apply one child, unless its name is a stranger's; who holds it goes into `holders`."""
+        if apply.uid is None and apply.stage in CREATED_STAGES and await self._create(apply):
+            holders[_name(apply)] = Holder.OURS
+            return
+        holders[_name(apply)] = holder = await self._find_holder(apply)
+        await self._apply(apply, holder)
+
+    async def _create(self, apply: Apply) -> bool:
+        """Make what should not exist yet in one call; False when somebody has the name."""
+        manifest = apply.manifest
+        self._fence()
+        try:
+            answer = await self._kube.create(
+                manifest.kind, manifest.namespace, manifest.body, manager=MANAGER
+            )
+        except ConflictError:
+            return False
+        self._remember(manifest.kind, answer)
+        return True
 
     async def _apply(self, apply: Apply, holder: Holder) -> None:
         if holder is Holder.STRANGER:
@@ -145,11 +164,6 @@ class Executor:
     async def _delete(self, pool: PoolMetadata, action: Delete) -> None:
         self._fence()
         await self._kube.delete(action.kind, pool.namespace, action.name, uid=action.uid)
-
-    async def _add_finalizer(self, pool: PoolMetadata, *, wanted: bool) -> dict[Name, Holder]:
-        if wanted:
-            await self._set_finalizer(pool, present=True)
-        return {}
 
     async def _set_finalizer(self, pool: PoolMetadata, *, present: bool) -> None:
         body = {

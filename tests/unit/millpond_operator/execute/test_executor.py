@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -27,9 +28,13 @@ class Kube:
         self.bodies: list[dict[str, Any]] = []
         self.forced: list[bool] = []
         self.failure: Exception | None = None
+        self.looked: list[str] = []
+        self.num_open = 0
+        self.busiest = 0
 
     async def get(self, kind: Any, _namespace: str, name: str) -> dict[str, Any]:
         key = f"{kind.name}/{name}"
+        self.looked.append(key)
         if key not in self.existing:
             raise NotFoundError(key)
         return self.existing[key]
@@ -37,13 +42,13 @@ class Kube:
     async def apply(
         self, kind: Any, _namespace: str, name: str, body: dict[str, Any], **options: Any
     ) -> dict[str, Any]:
-        return self._write(f"apply {kind.name}/{name}", body, force=options["force"])
+        return await self._write(f"apply {kind.name}/{name}", body, force=options["force"])
 
     async def merge(
         self, kind: Any, _namespace: str, name: str, body: dict[str, Any], *, manager: str
     ) -> dict[str, Any]:
         assert manager == labels.MANAGER
-        return self._write(f"merge {kind.name}/{name}", body)
+        return await self._write(f"merge {kind.name}/{name}", body)
 
     async def create(
         self, kind: Any, _namespace: str, body: dict[str, Any], *, manager: str
@@ -53,17 +58,21 @@ class Kube:
         if key in self.existing:
             raise ConflictError(key)
         self.existing[key] = body
-        return self._write(f"create {key}", body)
+        return await self._write(f"create {key}", body)
 
     async def delete(self, kind: Any, _namespace: str, name: str, *, uid: str) -> None:
-        self._write(f"delete {kind.name}/{name} {uid}", {})
+        await self._write(f"delete {kind.name}/{name} {uid}", {})
 
-    def _write(self, what: str, body: dict[str, Any], *, force: bool = False) -> dict[str, Any]:
+    async def _write(self, what: str, body: dict[str, Any], *, force: bool = False) -> dict[str, Any]:
         if self.failure is not None:
             raise self.failure
         self.writes.append(what)
         self.bodies.append(body)
         self.forced.append(force)
+        self.num_open += 1
+        self.busiest = max(self.busiest, self.num_open)
+        await asyncio.sleep(0)
+        self.num_open -= 1
         return body
 
 
@@ -82,18 +91,40 @@ def plan_new() -> tuple[Any, ...]:
     return plan(make_snapshot(POOL), SETTINGS, NOW).actions
 
 
-async def test_finalizer_record_and_account_come_before_the_workload() -> None:
+async def test_record_account_workload_and_finalizer_are_asked_for_together_and_first() -> None:
     kube = Kube()
     executor, remembered = make_executor(kube)
     assert await executor.run(POOL.metadata, plan_new()) is False
-    kinds = [write.split("/")[0].removeprefix("apply ") for write in kube.writes]
-    first_workload = next(i for i, w in enumerate(kube.writes) if w.startswith("apply Deployment/smol"))
-    assert (
-        max(kinds.index(kind) for kind in ("InferencePool", "ConfigMap", "ServiceAccount")) < first_workload
-    )
+    kinds = [write.split("/")[0].split(" ")[1] for write in kube.writes]
+    first_workload = next(i for i, w in enumerate(kube.writes) if w.startswith("create Deployment/smol"))
+    assert kinds[:4] == ["ConfigMap", "ServiceAccount", "Deployment", "InferencePool"]
+    assert kube.busiest >= 4, "each round trip stands between a pool and its pods"
     finalizer = kube.bodies[kinds.index("InferencePool")]
     assert finalizer["metadata"] == {"name": "smol", "uid": "pool-uid", "finalizers": [labels.FINALIZER]}
     assert len(remembered) == len(kube.writes)
+    workload = kube.writes[first_workload].removeprefix("create ")
+    assert not {workload, "ServiceAccount/smol-engine"} & set(kube.looked), "a look would cost a round trip"
+
+
+@pytest.mark.parametrize("kind", ["ConfigMap", "ServiceAccount", "Deployment"])
+async def test_a_stranger_on_the_way_to_the_pods_stays_untouched(kind: str) -> None:
+    action = next(a for a in plan_new() if isinstance(a, Apply) and a.manifest.kind.name == kind)
+    name = f"{kind}/{action.manifest.name}"
+    kube = Kube({name: {"metadata": {"name": action.manifest.name, "namespace": "ns", "uid": "theirs"}}})
+    executor, _ = make_executor(kube)
+    assert await executor.run(POOL.metadata, plan_new()) is True
+    assert not [write for write in kube.writes if write.endswith(name)]
+
+
+async def test_what_a_lost_answer_hid_is_applied_on_the_next_try() -> None:
+    """The call before this one made it, but its answer never came, so it is asked for again."""
+    action = next(a for a in plan_new() if isinstance(a, Apply) and a.manifest.kind.name == "ConfigMap")
+    name = f"ConfigMap/{action.manifest.name}"
+    own = {"metadata": {"name": action.manifest.name, "ownerReferences": [{"uid": "pool-uid"}]}}
+    kube = Kube({name: own})
+    executor, _ = make_executor(kube)
+    assert await executor.run(POOL.metadata, plan_new()) is False
+    assert f"apply {name}" in kube.writes
 
 
 async def test_nothing_is_written_by_an_instance_that_does_not_lead() -> None:
@@ -128,7 +159,7 @@ async def test_an_own_object_that_the_store_missed_is_applied() -> None:
     assert "apply Service/smol-engines" in kube.writes
     forced = dict(zip(kube.writes, kube.forced, strict=True))
     assert forced["apply Service/smol-engines"], "fields that somebody else took of our object come back"
-    assert not forced["apply ServiceAccount/smol-engine"], (
+    assert not forced["apply PodDisruptionBudget/smol-engine"], (
         "a stranger who comes in this moment is not overwritten"
     )
 
