@@ -48,6 +48,7 @@ class LeaseKeeper:
         self._seen: tuple[str, str] | None = None
         """Holder and renewal time of the record that was seen last."""
         self._seen_at = 0.0
+        self._missing_since: float | None = None
         self.holder = ""
         self.gained = asyncio.Event()
 
@@ -108,7 +109,7 @@ class LeaseKeeper:
             lease = await self._kube.get(LEASE, settings.namespace, settings.name)
         except NotFoundError:
             lease = None
-        if lease is not None and not self._may_take(lease):
+        if not (self._may_create() if lease is None else self._may_take(lease)):
             self._renewed_at = None
             return
         try:
@@ -121,8 +122,21 @@ class LeaseKeeper:
             return
         self.holder = self.identity
         self._renewed_at = started
+        self._seen = self._seen or (self.identity, "")
+
+    def _may_create(self) -> bool:
+        """A Lease that was there went with its release: an instance about to be stopped must not bring it back.
+
+        Deleted by hand it comes again after `duration`, when no earlier holder can still take itself for one.
+        """
+        if self._seen is None:
+            return True
+        if self._missing_since is None:
+            self._missing_since = self._clock()
+        return self._clock() - self._missing_since >= self._settings.duration
 
     def _may_take(self, lease: dict[str, Any]) -> bool:
+        self._missing_since = None
         spec = lease.get("spec") or {}
         self.holder = str(spec.get("holderIdentity") or "")
         record = (self.holder, str(spec.get("renewTime") or ""))

@@ -136,3 +136,29 @@ async def test_a_released_lease_is_free_at_once() -> None:
     assert two.is_leader
     assert kube.lease is not None
     assert kube.lease["spec"]["leaseTransitions"] >= 1
+
+
+async def test_a_lease_that_vanished_comes_back_only_after_its_duration() -> None:
+    kube, clock = Kube(), Clock()
+    one, two = make(kube, "one", clock), make(kube, "two", clock)
+    await one._step()
+    await two._step()
+    kube.lease = None
+    for _ in range(7):
+        await one._step()
+        await two._step()
+        assert kube.lease is None, "an uninstall would leave it behind"
+        assert not one.is_leader
+        clock.now += 2
+    clock.now += 2
+    await two._step()
+    await one._step()
+    assert (one.is_leader, two.is_leader) == (False, True)
+
+
+async def test_a_lease_without_a_record_is_taken_at_once() -> None:
+    kube, clock = Kube(), Clock()
+    kube.lease = {"metadata": {"name": "millpond-operator", "resourceVersion": "0"}}
+    one = make(kube, "one", clock)
+    await one._step()
+    assert one.is_leader
