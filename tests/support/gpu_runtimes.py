@@ -22,6 +22,8 @@ from millpond_engine.model.config import ModelConfig
 from millpond_engine.model.decoder import Decoder
 from millpond_engine.model.layers import WeightReader
 from millpond_engine.model.load import _LOADERS, load_weights, open_model
+from millpond_engine.model.source import Piece
+from millpond_engine.model.split import compute_share
 from millpond_engine.runner.cuda_load import LoadedModel, make_runner
 from millpond_engine.runner.cuda_runner import CudaRunner
 from millpond_engine.runner.cuda_runtime import CudaRuntime, DeviceRuntime, Fetched
@@ -104,7 +106,7 @@ class EmptySource:
     def __contains__(self, name: str) -> bool:
         return name != "rope_divisors"
 
-    def read_into(self, name: str, target: torch.Tensor) -> int:
+    def read_into(self, piece: Piece, target: torch.Tensor) -> int:
         return target.nbytes
 
     def close(self) -> None:
@@ -139,7 +141,9 @@ def load_fake(
 ) -> LoadedModel:
     """A model without content on a GPU that is not there; call it under FakeTensorMode."""
     reader = WeightReader(EmptySource(), dtype, FakeRuntime.device, lambda count: None)  # type: ignore[arg-type]
-    model: Decoder = _LOADERS[model_config.family](model_config, reader, GpuOps())
+    model: Decoder = _LOADERS[model_config.family](
+        model_config, compute_share(model_config), reader, GpuOps()
+    )
     rope = torch.empty(256, 2, model_config.head_dim // 2, device=FakeRuntime.device)
     shape = make_attention_shape(model_config, config.kv_cache.block_tokens)
     return LoadedModel(model, shape, dtype, rope, 256, Architecture.HOPPER)

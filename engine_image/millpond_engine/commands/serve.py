@@ -130,10 +130,6 @@ def refuse_unserved(config: EngineConfig) -> None:
     Raises:
         ConfigError: with the key and what to write.
     """
-    if config.tensor_parallel_size > 1:
-        raise ConfigError(
-            "engine configuration: tensorParallelSize: this release runs a model on one device; write 1"
-        )
     if config.adapters:
         raise ConfigError("engine configuration: adapters: this release serves no adapters; remove them")
     if config.role != "Both":

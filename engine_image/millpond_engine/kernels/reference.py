@@ -32,7 +32,13 @@ class ReferenceOps:
         return functional.linear(x, weight, bias)
 
     def linear_add(self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> None:
-        residual.add_(functional.linear(x, weight))
+        self.add(self.partial(x, weight), residual)
+
+    def partial(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, weight)
+
+    def add(self, product: torch.Tensor, residual: torch.Tensor) -> None:
+        residual.add_(product)
 
     def select(self, residual: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         return residual.index_select(0, wanted)

@@ -15,6 +15,8 @@ from millpond_engine.model.layers import (
     load_decoder_layer,
 )
 from millpond_engine.model.ops import Attend, Ops
+from millpond_engine.model.source import Piece
+from millpond_engine.model.split import Share
 
 
 @dataclass(slots=True)
@@ -53,20 +55,23 @@ class Decoder:
         return self.ops.scores(hidden, self.head)
 
 
-def load_decoder(config: ModelConfig, reader: WeightReader, ops: Ops, features: AttentionFeatures) -> Decoder:
-    """Read a whole model, layer by layer."""
-    embedding = reader.stacked({"model.embed_tokens.weight": config.vocabulary_size}, config.hidden_size)
-    tied = config.tied_embeddings or "lm_head.weight" not in reader.source
-    head = (
-        embedding if tied else reader.stacked({"lm_head.weight": config.vocabulary_size}, config.hidden_size)
-    )
+def load_decoder(
+    config: ModelConfig, share: Share, reader: WeightReader, ops: Ops, features: AttentionFeatures
+) -> Decoder:
+    """Read one rank's share of a model, layer by layer; the embedding is whole on every rank."""
+    table = (config.vocabulary_size, config.hidden_size)
+    embedding = reader.matrix("model.embed_tokens.weight", table)
+    if config.tied_embeddings or "lm_head.weight" not in reader.source:
+        head = embedding[share.vocabulary.first : share.vocabulary.last]
+    else:
+        head = reader.stacked(Piece("lm_head.weight", table, share.vocabulary))
     layers = [
-        load_decoder_layer(index, config=config, reader=reader, ops=ops, features=features)
+        load_decoder_layer(index, config=config, share=share, reader=reader, ops=ops, features=features)
         for index in range(config.num_layers)
     ]
-    norm = ops.vector(reader.stacked({"model.norm.weight": config.hidden_size}))
+    norm = ops.vector(reader.vector("model.norm.weight", config.hidden_size))
     divisors = (
-        reader.stacked({"rope_divisors": config.head_dim // 2}).float().cpu()
+        reader.vector("rope_divisors", config.head_dim // 2).float().cpu()
         if "rope_divisors" in reader.source
         else None
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from gguf.quants import dequantize
 from millpond_engine.gguf_header import GgufHeaderError, TensorEntry, read_gguf_header
 from millpond_engine.model.config import ModelConfig
 from millpond_engine.model.errors import ModelFormatError, UnsupportedModelError
+from millpond_engine.model.source import Piece, check_shape
+from millpond_engine.model.split import Span
 
 SLICE_BYTES = 4 << 20
 """Float32 bytes that one call dequantizes; small enough that its temporaries stay in the cache."""
@@ -53,7 +56,8 @@ class GgufSource:
         self._path = path
         self._metadata = header.metadata
         self._tensors = header.tensors
-        self._permuted_heads: dict[str, int] = {}
+        self._permuted: frozenset[str] = frozenset()
+        self._head_dim = 0
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -63,7 +67,7 @@ class GgufSource:
     def undo_permutation(self, config: ModelConfig) -> None:
         """Tell the source that q and k rows are interleaved per head, as llama.cpp writes the Llama family."""
         if config.family == "llama":
-            self._permuted_heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}
+            self._permuted, self._head_dim = frozenset({"attn_q", "attn_k"}), config.head_dim
 
     @property
     def total_bytes(self) -> int:
@@ -75,16 +79,12 @@ class GgufSource:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._tensor(name).shape
 
-    def read_into(self, name: str, target: torch.Tensor) -> int:
-        tensor = self._tensor(name)
-        if self.shape(name) != tuple(target.shape):
-            raise ModelFormatError(
-                f"{self._path}: {name} has shape {self.shape(name)}, expected {tuple(target.shape)}"
-            )
-        self._dequantize_into(tensor, target)
-        heads = self._permuted_heads.get(tensor.name.split(".")[-2], 0)
-        if heads:
-            _unpermute(target, heads)
+    def read_into(self, piece: Piece, target: torch.Tensor) -> int:
+        tensor = self._tensor(piece.name)
+        check_shape(str(self._path), piece, tensor.shape)
+        self._dequantize_into(tensor, piece, target)
+        if tensor.name.split(".")[-2] in self._permuted:
+            _unpermute(target, target.shape[0] // self._head_dim)
         self._release_pages()
         return _stored_bytes(tensor)
 
@@ -97,21 +97,24 @@ class GgufSource:
         except KeyError:
             raise ModelFormatError(f"{self._path} has no tensor {_gguf_name(name)}") from None
 
-    def _dequantize_into(self, tensor: TensorEntry, target: torch.Tensor) -> None:
+    def _dequantize_into(self, tensor: TensorEntry, piece: Piece, target: torch.Tensor) -> None:
+        """Decode the blocks that cover the piece, slice by slice."""
         kind = GGMLQuantizationType(tensor.type_id)
         stored = self._data[tensor.offset : tensor.offset + _stored_bytes(tensor)]
         if stored.size != _stored_bytes(tensor):
             raise ModelFormatError(f"{self._path} ends inside tensor {tensor.name}; fetch the file again")
-        flat = target.view(-1, target.shape[-1])
-        rows = np.asarray(stored).reshape(flat.shape[0], -1)
-        step = max(1, SLICE_BYTES // (4 * flat.shape[1]))
-        for first in range(0, flat.shape[0], step):
-            part = flat[first : first + step]
-            part.copy_(
-                _decode(rows[first : first + step], kind, f"{self._path}: tensor {tensor.name}").view(
-                    part.shape
-                )
-            )
+        where, width = f"{self._path}: tensor {tensor.name}", tensor.shape[-1]
+        rows = np.asarray(stored).reshape(math.prod(tensor.shape[:-1]), -1)
+        if len(tensor.shape) == 1:  # its elements are what a matrix calls columns
+            covered = _cover(piece.rows, kind)
+            target.copy_(_decode(rows[:, covered.stored], kind, where)[0, covered.wanted])
+            return
+        covered = _cover(piece.columns or Span(0, width), kind)
+        step = max(1, SLICE_BYTES // (4 * width))
+        for first in range(piece.rows.first, piece.rows.last, step):
+            last = min(first + step, piece.rows.last)
+            decoded = _decode(rows[first:last, covered.stored], kind, where)
+            target[first - piece.rows.first : last - piece.rows.first].copy_(decoded[:, covered.wanted])
 
     def _release_pages(self) -> None:
         """Give the file's pages back, so that mapped weights do not count against the container's memory."""
@@ -121,17 +124,36 @@ class GgufSource:
                 mapped.madvise(mmap.MADV_DONTNEED)
 
 
+@dataclass(frozen=True, slots=True)
+class _Cover:
+    """Whole blocks around a span of elements."""
+
+    stored: slice
+    """Bytes of the blocks inside a row."""
+    wanted: slice
+    """The span inside the decoded blocks."""
+
+
+def _cover(span: Span, kind: GGMLQuantizationType) -> _Cover:
+    block, size = GGML_QUANT_SIZES[kind]
+    first, last = span.first // block, -(-span.last // block)
+    return _Cover(
+        slice(first * size, last * size), slice(span.first - first * block, span.last - first * block)
+    )
+
+
 def _decode(
     rows: np.ndarray[Any, np.dtype[np.uint8]], kind: GGMLQuantizationType, where: str
 ) -> torch.Tensor:
-    """Dequantize whole rows. They are passed as one long row: blocks never span rows, and the library loops over rows."""
-    raw = rows.reshape(1, -1)
+    """Dequantize rows of whole blocks. They are passed as one long row: blocks never span rows, and the library loops over rows."""
+    raw = np.ascontiguousarray(rows).reshape(1, -1)
     try:
         if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
             raw = raw.view(np.float32 if kind == GGMLQuantizationType.F32 else np.float16)
-        return torch.from_numpy(np.require(dequantize(raw, kind), requirements=["C", "W"]))
+        decoded = torch.from_numpy(np.require(dequantize(raw, kind), requirements=["C", "W"]))
     except NotImplementedError as error:
         raise UnsupportedModelError(f"{where} has type {kind.name}, which cannot be dequantized") from error
+    return decoded.view(rows.shape[0], -1)
 
 
 def _stored_bytes(entry: TensorEntry) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,8 @@ import torch
 
 from millpond_engine.model.config import ModelConfig
 from millpond_engine.model.ops import Attend, Ops
-from millpond_engine.model.source import WeightSource
+from millpond_engine.model.source import Piece, WeightSource
+from millpond_engine.model.split import Share, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class AttentionFeatures:
 
 
 class WeightReader:
-    """Reads named tensors into new ones of the wanted dtype and reports the bytes."""
+    """Reads pieces of named tensors into new ones of the wanted dtype and reports the bytes."""
 
     def __init__(
         self, source: WeightSource, dtype: torch.dtype, device: torch.device, on_bytes: Callable[[int], None]
@@ -32,17 +33,27 @@ class WeightReader:
         self.device = device
         self._on_bytes = on_bytes
 
-    def stacked(self, parts: Mapping[str, int], *inner: int) -> torch.Tensor:
-        """Tensors `[rows, *inner]`, named with their rows, one below the other in one new tensor.
+    def matrix(self, name: str, shape: tuple[int, int], *, columns: Span | None = None) -> torch.Tensor:
+        """One matrix `[outputs, inputs]` in a new tensor, or some of its columns."""
+        return self.stacked(Piece(name, shape, Span(0, shape[0]), columns))
+
+    def vector(self, name: str, size: int) -> torch.Tensor:
+        """One vector in a new tensor."""
+        return self.stacked(Piece(name, (size,), Span(0, size)))
+
+    def stacked(self, *pieces: Piece) -> torch.Tensor:
+        """Pieces of equal width one below the other in one new tensor.
 
         Raises:
             ModelFormatError: one is missing or has another shape.
         """
-        target = torch.empty((sum(parts.values()), *inner), dtype=self.dtype, device=self.device)
+        num_rows = sum(piece.rows.count for piece in pieces)
+        target = torch.empty((num_rows, *pieces[0].size[1:]), dtype=self.dtype, device=self.device)
         first = 0
-        for name, rows in parts.items():
-            self._on_bytes(self.source.read_into(name, target[first : first + rows]))
-            first += rows
+        for piece in pieces:
+            last = first + piece.rows.count
+            self._on_bytes(self.source.read_into(piece, target[first:last]))
+            first = last
         return target
 
 
@@ -71,34 +82,48 @@ class DecoderLayer:
 
 
 def load_decoder_layer(
-    index: int, *, config: ModelConfig, reader: WeightReader, ops: Ops, features: AttentionFeatures
+    index: int,
+    *,
+    config: ModelConfig,
+    share: Share,
+    reader: WeightReader,
+    ops: Ops,
+    features: AttentionFeatures,
 ) -> DecoderLayer:
-    """Read one layer, fusing q with k and v, and gate with up."""
+    """Read one rank's share of one layer, fusing q with k and v, and gate with up."""
     prefix = f"model.layers.{index}."
     attention, feed = prefix + "self_attn.", prefix + "mlp."
-    hidden, inner = config.hidden_size, config.intermediate_size
-    qkv = {"q_proj": config.query_size, "k_proj": config.kv_size, "v_proj": config.kv_size}
+    hidden, dim = config.hidden_size, config.head_dim
+    spans = {"q_proj": share.heads, "k_proj": share.kv_heads, "v_proj": share.kv_heads}
+    totals = {"q_proj": config.query_size, "k_proj": config.kv_size, "v_proj": config.kv_size}
 
     def vector(name: str, size: int) -> torch.Tensor:
-        return ops.vector(reader.stacked({name: size}))
+        return ops.vector(reader.vector(name, size))
 
-    biases = {f"{attention}{name}.bias": rows for name, rows in qkv.items()}
-    norms = tuple(f"{attention}{part}_norm.weight" for part in "qk")
+    def pieces(kind: str, *inner: int) -> list[Piece]:
+        return [
+            Piece(f"{attention}{name}.{kind}", (totals[name], *inner), span.times(dim))
+            for name, span in spans.items()
+        ]
+
+    def feed_piece(name: str) -> Piece:
+        return Piece(f"{feed}{name}.weight", (config.intermediate_size, hidden), share.inner)
+
+    output = reader.matrix(
+        attention + "o_proj.weight", (hidden, config.query_size), columns=share.heads.times(dim)
+    )
+    down = reader.matrix(feed + "down_proj.weight", (hidden, config.intermediate_size), columns=share.inner)
     return DecoderLayer(
         index=index,
         input_norm=vector(prefix + "input_layernorm.weight", hidden),
-        qkv=ops.pack(
-            reader.stacked({f"{attention}{name}.weight": rows for name, rows in qkv.items()}, hidden)
-        ),
-        qkv_bias=ops.vector(reader.stacked(biases)) if features.qkv_bias else None,
-        head_norms=(vector(norms[0], config.head_dim), vector(norms[1], config.head_dim))
+        qkv=ops.pack(reader.stacked(*pieces("weight", hidden))),
+        qkv_bias=ops.vector(reader.stacked(*pieces("bias"))) if features.qkv_bias else None,
+        head_norms=(vector(attention + "q_norm.weight", dim), vector(attention + "k_norm.weight", dim))
         if features.head_norms
         else None,
-        output=ops.pack(reader.stacked({attention + "o_proj.weight": hidden}, config.query_size)),
+        output=ops.pack(output),
         post_norm=vector(prefix + "post_attention_layernorm.weight", hidden),
-        gate_up=ops.pack_gated(
-            reader.stacked({feed + "gate_proj.weight": inner, feed + "up_proj.weight": inner}, hidden)
-        ),
-        down=ops.pack(reader.stacked({feed + "down_proj.weight": hidden}, inner)),
+        gate_up=ops.pack_gated(reader.stacked(feed_piece("gate_proj"), feed_piece("up_proj"))),
+        down=ops.pack(down),
         eps=config.norm_eps,
     )

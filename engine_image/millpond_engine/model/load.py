@@ -18,6 +18,7 @@ from millpond_engine.model.layers import WeightReader
 from millpond_engine.model.ops import Ops
 from millpond_engine.model.safetensors_source import SafetensorsSource
 from millpond_engine.model.source import LoadProgress, ProgressCallback, WeightSource
+from millpond_engine.model.split import Share, compute_share
 
 _LOADERS = {"llama": llama.load, "qwen2": qwen2.load, "qwen3": qwen3.load}
 
@@ -62,9 +63,10 @@ def load_weights(
     *,
     dtype: torch.dtype,
     device: torch.device,
+    share: Share | None = None,
     progress: ProgressCallback | None = None,
 ) -> Decoder:
-    """Read all weights, in bounded memory beyond the weights themselves."""
+    """Read the weights of one rank's share (absent: all), in bounded memory beyond the weights themselves."""
     total, loaded = opened.source.total_bytes, 0
 
     def on_bytes(count: int) -> None:
@@ -75,7 +77,8 @@ def load_weights(
 
     reader = WeightReader(opened.source, dtype, device, on_bytes)
     try:
-        return _LOADERS[opened.config.family](opened.config, reader, ops)
+        share = share or compute_share(opened.config)
+        return _LOADERS[opened.config.family](opened.config, share, reader, ops)
     finally:
         opened.source.close()
 

@@ -42,6 +42,14 @@ class Ops(Protocol):
         """Add `x @ weight.T` to the residual stream; seen by the stream's next `rms_norm` or `select` at the latest."""
         ...
 
+    def partial(self, x: torch.Tensor, weight: Any) -> torch.Tensor:
+        """`x @ weight.T` for a sum over ranks: in float32 where the stream is, in memory that may be written."""
+        ...
+
+    def add(self, product: torch.Tensor, residual: torch.Tensor) -> None:
+        """Add a product to the residual stream, like `linear_add` one that was computed before."""
+        ...
+
     def select(self, residual: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         """Some tokens of the residual stream as a new one, by their indices."""
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from millpond_engine.model.errors import ModelFormatError
+from millpond_engine.model.source import Piece, check_shape
 
 INDEX_NAME = "model.safetensors.index.json"
 SLICE_BYTES = 64 << 20
@@ -34,21 +36,18 @@ class SafetensorsSource:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._slice(name).get_shape())
 
-    def read_into(self, name: str, target: torch.Tensor) -> int:
-        view = self._slice(name)
-        shape = tuple(view.get_shape())
-        if shape != tuple(target.shape):
-            raise ModelFormatError(
-                f"{self._files[name]}: {name} has shape {shape}, expected {tuple(target.shape)}"
-            )
-        row_bytes = 4 * max(1, target[:1].numel())
-        step = max(1, SLICE_BYTES // row_bytes)
-        read = 0
-        for first in range(0, shape[0], step):
-            part = view[first : first + step]
-            target[first : first + step].copy_(part)
-            read += part.numel() * part.element_size()
-        return read
+    def read_into(self, piece: Piece, target: torch.Tensor) -> int:
+        view = self._slice(piece.name)
+        check_shape(str(self._files[piece.name]), piece, tuple(view.get_shape()))
+        rows, columns = piece.rows, piece.columns
+        step = max(1, SLICE_BYTES // (4 * max(1, target[:1].numel())))
+        item_bytes = 0
+        for first in range(rows.first, rows.last, step):
+            last = min(first + step, rows.last)
+            part = view[first:last] if columns is None else view[first:last, columns.first : columns.last]
+            target[first - rows.first : last - rows.first].copy_(part)
+            item_bytes = part.element_size()
+        return item_bytes * math.prod(piece.shape)
 
     def close(self) -> None:
         self._open = self._open_path = None

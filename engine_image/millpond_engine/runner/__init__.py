@@ -19,9 +19,19 @@ def make_torch_runner(config: EngineConfig, *, progress: Callable[[int, int], No
 
     Raises:
         ModelError: the model cannot be read or run (`millpond_engine.model.errors`).
+        DeviceUnavailableError: the GPUs asked for are not there (`millpond_engine.runner.cuda_device`).
         PoolTooSmallError: no KV block fits (`millpond_engine.runner.memory`).
+        RankLostError: another rank of a tensor-parallel engine failed (`millpond_engine.runner.ranks`).
     """
-    prepare_threads()
-    from millpond_engine.runner.load import make_torch_runner as load  # noqa: PLC0415 - keeps torch out of the import
+    size = config.tensor_parallel_size
+    num_threads = prepare_threads(size=size)
+    # here, to keep torch out of the import
+    if size > 1:
+        from millpond_engine.runner.parallel_runner import make_parallel_runner  # noqa: PLC0415
 
-    return load(config, progress=progress)
+        return make_parallel_runner(config, num_threads=num_threads, progress=progress)
+    from millpond_engine.runner.group import RankGroup  # noqa: PLC0415
+    from millpond_engine.runner.load import load_rank  # noqa: PLC0415
+
+    rank, _ = load_rank(config, progress=progress)
+    return rank.finish(RankGroup())

@@ -13,11 +13,11 @@ class DeviceUnavailableError(RuntimeError):
     """The configured device cannot be used; the message says what is missing."""
 
 
-def find_gpu() -> torch.device:
-    """The GPU this process uses.
+def find_gpu(rank: int = 0, size: int = 1) -> torch.device:
+    """The GPU that one of `size` ranks uses; this process works on it from now on.
 
     Raises:
-        DeviceUnavailableError: there is none, or its kernels cannot be compiled.
+        DeviceUnavailableError: there are too few, or kernels cannot be compiled.
     """
     if not torch.cuda.is_available():
         raise DeviceUnavailableError(
@@ -26,6 +26,12 @@ def find_gpu() -> torch.device:
     problem = explain_missing_compiler()
     if problem is not None:
         raise DeviceUnavailableError(f"a GPU is there, but {problem}; or set device Cpu")
+    if torch.cuda.device_count() < size:
+        raise DeviceUnavailableError(
+            f"tensorParallelSize is {size}, but torch finds {torch.cuda.device_count()} GPUs; lower it or add GPUs"
+        )
+    if size > 1:
+        torch.cuda.set_device(rank)
     return torch.device("cuda", torch.cuda.current_device())
 
 

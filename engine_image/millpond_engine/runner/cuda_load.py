@@ -18,11 +18,13 @@ from millpond_engine.model.decoder import Decoder
 from millpond_engine.model.errors import UnsupportedModelError
 from millpond_engine.model.load import OpenedModel, choose_dtype, load_weights
 from millpond_engine.model.source import ProgressCallback
+from millpond_engine.model.split import Share
 from millpond_engine.runner.cuda_cache import CudaKvCache
 from millpond_engine.runner.cuda_memory import compute_device_pool, measure_activations
 from millpond_engine.runner.cuda_rows import DeviceRows
 from millpond_engine.runner.cuda_runner import CudaRunner
 from millpond_engine.runner.cuda_runtime import CudaRuntime, DeviceRuntime
+from millpond_engine.runner.group import RankGroup
 from millpond_engine.runner.load import bytes_per_block, make_attention_shape, make_info, make_rope
 from millpond_engine.runner.memory import PoolSize
 from millpond_engine.runner.sampler import SLICE_BYTES
@@ -42,37 +44,40 @@ class LoadedModel:
     arch: Architecture
 
 
-def make_cuda_runner(
-    config: EngineConfig,
-    opened: OpenedModel,
-    device: torch.device,
-    *,
-    progress: ProgressCallback | None = None,
-) -> Runner:
-    """Load the opened model onto the GPU that `cuda_device.find_gpu` named.
+@dataclass(frozen=True, slots=True)
+class CudaRank:
+    """A rank on a GPU."""
 
-    Raises:
-        UnsupportedModelError: a shape that the kernels do not run.
-        PoolTooSmallError: no KV block fits.
-    """
-    loaded = _load_model(config, opened, device, progress)
-    runtime = CudaRuntime(device)
-    with torch.inference_mode():
-        peak, free = measure_activations(device, lambda: run_largest_step(config, loaded, runtime))
-    pool = _size_pool(config, loaded, free_bytes=free, activation_bytes=peak)
-    return make_runner(config, loaded, runtime, pool)
+    config: EngineConfig
+    loaded: LoadedModel
+    device: torch.device
+
+    def finish(self, group: RankGroup) -> Runner:
+        """Run the largest step once, agree on the pool with the other ranks, record the graphs."""
+        config, loaded, runtime = self.config, self.loaded, CudaRuntime(self.device)
+        group.split(loaded.model)
+        with torch.inference_mode():
+            peak, free = measure_activations(self.device, lambda: run_largest_step(config, loaded, runtime))
+        pool = group.agree_on_pool(lambda: _size_pool(config, loaded, free_bytes=free, activation_bytes=peak))
+        return make_runner(config, loaded, runtime, pool, group=group)
 
 
 def make_runner(
-    config: EngineConfig, loaded: LoadedModel, runtime: DeviceRuntime, pool: PoolSize
+    config: EngineConfig,
+    loaded: LoadedModel,
+    runtime: DeviceRuntime,
+    pool: PoolSize,
+    *,
+    group: RankGroup | None = None,
 ) -> CudaRunner:
     """Allocate cache and state table and record the graphs."""
-    shape = loaded.shape
+    shape, group = loaded.shape, group or RankGroup()
+    block_bytes = sum(group.exchange(bytes_per_block(shape, loaded.dtype)))
     cache = CudaKvCache(
         shape,
         runtime,
         num_blocks=pool.num_blocks,
-        num_host_blocks=config.kv_cache.host_bytes // bytes_per_block(shape, loaded.dtype),
+        num_host_blocks=config.kv_cache.host_bytes // block_bytes,
         dtype=loaded.dtype,
     )
     info = make_info(
@@ -84,6 +89,7 @@ def make_runner(
         pool=pool,
         cache=cache,
         max_tokens=loaded.max_tokens,
+        group=group,
     )
     return CudaRunner(
         info=info,
@@ -119,21 +125,31 @@ def run_largest_step(config: EngineConfig, loaded: LoadedModel, runtime: DeviceR
     edited.log_softmax(-1).topk(1)
 
 
-def _load_model(
-    config: EngineConfig, opened: OpenedModel, device: torch.device, progress: ProgressCallback | None
-) -> LoadedModel:
-    model_config = opened.config
+def load_cuda_rank(
+    config: EngineConfig,
+    opened: OpenedModel,
+    device: torch.device,
+    *,
+    share: Share,
+    progress: ProgressCallback | None = None,
+) -> CudaRank:
+    """Read a share of the opened model onto the GPU that `cuda_device.find_gpu` named.
+
+    Raises:
+        UnsupportedModelError: a shape that the kernels do not run.
+    """
+    model_config = share.narrow(opened.config)
     dtype = choose_dtype(config.dtype, model_config, device)
     shape = make_attention_shape(model_config, config.kv_cache.block_tokens)
     problem = supports(shape, dtype)
     if problem is not None:
         raise UnsupportedModelError(f"the GPU kernels cannot run this model: {problem}; device Cpu can")
-    model = load_weights(opened, GpuOps(), dtype=dtype, device=device, progress=progress)
+    model = load_weights(opened, GpuOps(), dtype=dtype, device=device, share=share, progress=progress)
     max_tokens = min(config.max_model_tokens, model_config.max_position_tokens)
     rope = make_rope(model_config, model, max_tokens).to(device)
     arch = detect_architecture(device)
-    _log.info("gpu", name=torch.cuda.get_device_name(device), architecture=str(arch))
-    return LoadedModel(model, shape, dtype, rope, max_tokens, arch)
+    _log.info("gpu", name=torch.cuda.get_device_name(device), architecture=str(arch), rank=share.rank)
+    return CudaRank(config, LoadedModel(model, shape, dtype, rope, max_tokens, arch), device)
 
 
 def _size_pool(

@@ -82,6 +82,9 @@ class CudaRunner:
                 f"lower kvCache.devicePercent or scheduling.maxBatchTokens: {error}"
             ) from error
 
+    def check(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

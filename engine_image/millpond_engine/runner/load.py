@@ -1,9 +1,11 @@
-"""Make the torch runner from a configuration: open the model, size the pool, read the weights."""
+"""Load one rank's share of a model and make its runner: open the files, read the weights, size the pool."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -12,10 +14,13 @@ from millpond_engine.engine.runner import Runner, RunnerInfo
 from millpond_engine.kernels.inputs import AttentionShape
 from millpond_engine.model.config import ModelConfig
 from millpond_engine.model.decoder import Decoder
-from millpond_engine.model.load import choose_dtype, load_weights, open_model
+from millpond_engine.model.load import OpenedModel, choose_dtype, load_weights, open_model
 from millpond_engine.model.rope import compute_inverse_frequencies, make_rope_table
-from millpond_engine.runner.backend import choose_backend
+from millpond_engine.model.source import ProgressCallback
+from millpond_engine.model.split import Share, compute_share
+from millpond_engine.runner.backend import Backend, choose_backend
 from millpond_engine.runner.cuda_device import find_gpu
+from millpond_engine.runner.group import RankGroup
 from millpond_engine.runner.kv_cache import KvCache
 from millpond_engine.runner.memory import AvailableMemory, PoolSize, compute_pool_size, read_available_memory
 from millpond_engine.runner.rows import RowTable
@@ -25,52 +30,108 @@ ProgressLine = Callable[[int, int], None]
 """Called with (loaded bytes, total bytes)."""
 
 
-def make_torch_runner(config: EngineConfig, *, progress: ProgressLine | None = None) -> Runner:
-    """Load the model that the configuration names.
+class LoadedRank(Protocol):
+    """A rank's share of the weights on its device, before there is a cache."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        ...
+
+    def finish(self, group: RankGroup) -> Runner:
+        """Agree with the other ranks on the pool, and make the runner of this rank."""
+        ...
+
+
+def load_rank(
+    config: EngineConfig, *, rank: int = 0, size: int = 1, progress: ProgressLine | None = None
+) -> tuple[LoadedRank, Share]:
+    """Read one rank's share of the model that the configuration names.
 
     Raises:
         ModelError: the model cannot be read or run.
         DeviceUnavailableError: a GPU is asked for, and it or its compiler is missing.
-        PoolTooSmallError: no KV block fits.
     """
     device = choose_device(config.device)
     opened = open_model(Path(config.model_path))
+    share = compute_share(opened.config, rank, size)
     report = None if progress is None else lambda step: progress(step.loaded_bytes, step.total_bytes)
     if device.type == "cuda":
-        gpu = find_gpu()
+        gpu = find_gpu(rank, size)
         # here, because importing it needs Triton, which the CPU image lacks
-        from millpond_engine.runner.cuda_load import make_cuda_runner  # noqa: PLC0415
+        from millpond_engine.runner.cuda_load import load_cuda_rank  # noqa: PLC0415
 
-        return make_cuda_runner(config, opened, gpu, progress=report)
-    model_config = opened.config
-    dtype = choose_dtype(config.dtype, model_config, device)
-    shape = make_attention_shape(model_config, config.kv_cache.block_tokens)
-    backend = choose_backend(model_config, shape, dtype, device)
-    model = load_weights(opened, backend.ops, dtype=dtype, device=device, progress=report)
-    max_tokens = min(config.max_model_tokens, model_config.max_position_tokens)
-    pool = _size_pool(config, shape, dtype, max_tokens)
-    cache = KvCache(
-        shape,
-        num_blocks=pool.num_blocks,
-        num_host_blocks=_host_blocks(config, shape, dtype),
-        dtype=dtype,
-        device=device,
-    )
-    attention = backend.make_attention(
-        cache.device_blocks, make_rope(model_config, model, max_tokens).to(device)
-    )
-    info = make_info(
-        model_config,
-        config,
-        shape=shape,
-        dtype=dtype,
-        device=device,
-        pool=pool,
-        cache=cache,
-        max_tokens=max_tokens,
-    )
-    rows = RowTable(max_tokens=max_tokens, block_tokens=config.kv_cache.block_tokens)
-    return TorchRunner(info=info, model=model, attention=attention, cache=cache, rows=rows)
+        return load_cuda_rank(config, opened, gpu, share=share, progress=report), share
+    return _load_cpu_rank(config, opened, share, report), share
+
+
+@dataclass(frozen=True, slots=True)
+class CpuRank:
+    """A rank on the CPU."""
+
+    config: EngineConfig
+    model: Decoder
+    backend: Backend
+    dtype: torch.dtype
+    max_tokens: int
+
+    @property
+    def device(self) -> torch.device:
+        """The machine's memory."""
+        return torch.device("cpu")
+
+    def finish(self, group: RankGroup) -> Runner:
+        """Size the pool for all ranks together and make the runner of this one."""
+        config, shape, device = self.config, self.backend.shape, self.device
+        group.split(self.model)
+        block_bytes = sum(group.exchange(bytes_per_block(shape, self.dtype)))  # one memory holds all ranks
+        pool = group.agree_on_pool(lambda: self._size_pool(block_bytes))
+        cache = KvCache(
+            shape,
+            num_blocks=pool.num_blocks,
+            num_host_blocks=config.kv_cache.host_bytes // block_bytes,
+            dtype=self.dtype,
+            device=device,
+        )
+        attention = self.backend.make_attention(
+            cache.device_blocks, make_rope(self.model.config, self.model, self.max_tokens)
+        )
+        info = make_info(
+            self.model.config,
+            config,
+            shape=shape,
+            dtype=self.dtype,
+            device=device,
+            pool=pool,
+            cache=cache,
+            max_tokens=self.max_tokens,
+            group=group,
+        )
+        rows = RowTable(max_tokens=self.max_tokens, block_tokens=config.kv_cache.block_tokens)
+        return TorchRunner(info=info, model=self.model, attention=attention, cache=cache, rows=rows)
+
+    def _size_pool(self, block_bytes: int) -> PoolSize:
+        config, block_tokens = self.config, self.backend.shape.block_tokens
+        memory = read_available_memory()
+        host = config.kv_cache.host_bytes  # the same memory here, and promised to swapped sequences
+        return compute_pool_size(
+            bytes_per_block=block_bytes,
+            block_tokens=block_tokens,
+            device_bytes=config.kv_cache.device_bytes,
+            available=AvailableMemory(max(0, memory.bytes - host), memory.source),
+            useful_blocks=config.scheduling.max_sequences * -(-self.max_tokens // block_tokens),
+        )
+
+
+def _load_cpu_rank(
+    config: EngineConfig, opened: OpenedModel, share: Share, progress: ProgressCallback | None
+) -> CpuRank:
+    device, mine = torch.device("cpu"), share.narrow(opened.config)
+    dtype = choose_dtype(config.dtype, mine, device)
+    shape = make_attention_shape(mine, config.kv_cache.block_tokens)
+    backend = choose_backend(mine, shape, dtype, device)
+    model = load_weights(opened, backend.ops, dtype=dtype, device=device, share=share, progress=progress)
+    return CpuRank(config, model, backend, dtype, min(config.max_model_tokens, mine.max_position_tokens))
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -97,25 +158,6 @@ def bytes_per_block(shape: AttentionShape, dtype: torch.dtype) -> int:
     return 2 * shape.num_layers * shape.num_kv_heads * shape.block_tokens * shape.head_dim * dtype.itemsize
 
 
-def _host_blocks(config: EngineConfig, shape: AttentionShape, dtype: torch.dtype) -> int:
-    return config.kv_cache.host_bytes // bytes_per_block(shape, dtype)
-
-
-def _size_pool(config: EngineConfig, shape: AttentionShape, dtype: torch.dtype, max_tokens: int) -> PoolSize:
-    blocks_per_sequence = -(-max_tokens // shape.block_tokens)
-    memory = read_available_memory()
-    host = (
-        config.kv_cache.host_bytes
-    )  # the same memory as the device's here, and promised to swapped sequences
-    return compute_pool_size(
-        bytes_per_block=bytes_per_block(shape, dtype),
-        block_tokens=shape.block_tokens,
-        device_bytes=config.kv_cache.device_bytes,
-        available=AvailableMemory(max(0, memory.bytes - host), memory.source),
-        useful_blocks=config.scheduling.max_sequences * blocks_per_sequence,
-    )
-
-
 def make_rope(config: ModelConfig, model: Decoder, max_tokens: int) -> torch.Tensor:
     """Cosines and sines of a loaded model, `[max_tokens, 2, head_dim / 2]` on the CPU."""
     inverse, factor = compute_inverse_frequencies(
@@ -134,8 +176,12 @@ def make_info(
     pool: PoolSize,
     cache: KvCache,
     max_tokens: int,
+    group: RankGroup,
 ) -> RunnerInfo:
-    """Facts about a loaded model and its cache."""
+    """Facts about a loaded model and its cache, which all ranks share."""
+    block_bytes, copy_rate = group.agree_on_copies(
+        bytes_per_block(shape, dtype), cache.measure_copy_bandwidth()
+    )
     return RunnerInfo(
         model=f"{model.name} ({model.family}, {model.num_layers} layers, hidden {model.hidden_size})",
         vocabulary_size=model.vocabulary_size,
@@ -143,10 +189,10 @@ def make_info(
         block_tokens=config.kv_cache.block_tokens,
         num_blocks=pool.num_blocks,
         num_host_blocks=cache.host_blocks.shape[0],
-        bytes_per_block=bytes_per_block(shape, dtype),
+        bytes_per_block=block_bytes,
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
         eos_token_ids=model.eos_token_ids,
         limited_by=pool.limited_by,
-        copy_bytes_per_second=cache.measure_copy_bandwidth(),
+        copy_bytes_per_second=copy_rate,
     )

@@ -14,10 +14,13 @@ from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
 
-def prepare_threads(environ: MutableMapping[str, str] = os.environ, root: Path = Path("/")) -> int:
-    """Set what OpenMP reads when it loads, unless the user has; returns the number of threads."""
+def prepare_threads(
+    environ: MutableMapping[str, str] = os.environ, root: Path = Path("/"), *, size: int = 1
+) -> int:
+    """Set what OpenMP reads when it loads, unless the user has; returns the number of threads of each of `size` ranks."""
     environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    environ.setdefault("OMP_NUM_THREADS", str(count_processors(len(os.sched_getaffinity(0)), root)))
+    available = count_processors(len(os.sched_getaffinity(0)), root)
+    environ.setdefault("OMP_NUM_THREADS", str(max(1, available // size)))
     try:
         return max(1, int(environ["OMP_NUM_THREADS"]))
     except ValueError:

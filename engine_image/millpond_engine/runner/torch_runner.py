@@ -54,6 +54,9 @@ class TorchRunner:
             raise RunnerError(f"step {plan.step} with {plan.num_tokens} tokens failed: {error}") from error
         return FinishedStep(StepResult(plan.step, tuple(out.rows), time.perf_counter() - started, out.failed))
 
+    def check(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -60,8 +60,14 @@ class GpuOps:
         return functional.linear(x, weight, bias)
 
     def linear_add(self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor) -> None:
+        self.add(self.partial(x, weight), residual)
+
+    def partial(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, weight)
+
+    def add(self, product: torch.Tensor, residual: torch.Tensor) -> None:
         assert self._pending is None, "a norm comes between two additions to the stream"
-        self._pending = (residual, functional.linear(x, weight))
+        self._pending = (residual, product)
 
     def select(self, residual: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         delta = self._take_pending(residual)

@@ -9,6 +9,8 @@ import pytest
 from millpond_engine.gguf_header import GgufHeaderError, read_gguf_header
 from millpond_engine.model.errors import ModelFormatError, UnsupportedModelError
 from millpond_engine.model.load import open_model
+from millpond_engine.model.source import Piece
+from millpond_engine.model.split import Span
 
 
 @pytest.mark.model
@@ -27,8 +29,8 @@ def test_every_tensor_decodes_to_what_transformers_decodes(smollm2_gguf: Path, s
     names = [f"model.layers.{index}.{part}.weight" for index in (0, 17) for part in layers]
     for name in [*names, "model.embed_tokens.weight", "model.norm.weight"]:
         found, expected = torch.empty(ours.shape(name)), torch.empty(theirs.shape(name))
-        ours.read_into(name, found)
-        theirs.read_into(name, expected)
+        ours.read_into(_whole(name, found.shape), found)
+        theirs.read_into(_whole(name, found.shape), expected)
         assert torch.equal(found, expected), name
 
 
@@ -65,7 +67,11 @@ def test_a_truncated_header_is_a_format_error(tmp_path: Path, smollm2_gguf: Path
     with smollm2_gguf.open("rb") as file:
         path.write_bytes(file.read(size))
     with pytest.raises(ModelFormatError, match="fetch"):
-        open_model(path).source.read_into("model.norm.weight", _vector(576))
+        open_model(path).source.read_into(_whole("model.norm.weight", (576,)), _vector(576))
+
+
+def _whole(name: str, shape: tuple[int, ...]) -> Piece:
+    return Piece(name, tuple(shape), Span(0, shape[0]))
 
 
 def _vector(size: int):  # type: ignore[no-untyped-def]  # torch is imported late
