@@ -65,6 +65,13 @@ class CpuOps:
     def linear_add(self, x: torch.Tensor, weight: PackedMatrix, residual: torch.Tensor) -> None:
         self._multiply(x, weight, residual, ADD)
 
+    def partial(self, x: torch.Tensor, weight: PackedMatrix) -> torch.Tensor:
+        out = self._buffer("partial", x.shape[0], weight.outputs, torch.float32)
+        return self._multiply(x, weight, out, STORE_FLOAT)
+
+    def add(self, product: torch.Tensor, residual: torch.Tensor) -> None:
+        residual.add_(product)
+
     def select(self, residual: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         return residual.index_select(0, wanted)
 
