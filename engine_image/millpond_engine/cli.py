@@ -1,4 +1,4 @@
-"""Command line of the engine: `serve`, `fetch`, `advise`.
+"""Command line of the engine: `serve`, `fetch`, `inspect`, `advise`.
 
 Exit codes: 0 done, 1 the work failed, 2 the command line or the configuration is wrong.
 """
@@ -14,7 +14,12 @@ from millpond_common.contract.engine_config import ConfigError
 from millpond_common.version import __version__
 from millpond_engine.commands.advise import add_advise_flags, run_advise
 from millpond_engine.commands.serve import add_serve_flags, run_serve
-from millpond_engine.fetch.command import add_fetch_flags, run_fetch_command
+from millpond_engine.fetch.command import (
+    add_fetch_flags,
+    add_inspect_flags,
+    run_fetch_command,
+    run_inspect_command,
+)
 from millpond_engine.text.tokenizer import TokenizerError
 
 
@@ -33,6 +38,13 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add_fetch_flags(fetch)
     fetch.set_defaults(run=run_fetch_command)
+    inspect = commands.add_parser(
+        "inspect",
+        help="tell the size of a model that is here",
+        description="Tell the size of a model that is here.",
+    )
+    add_inspect_flags(inspect)
+    inspect.set_defaults(run=run_inspect_command)
     advise = commands.add_parser(
         "advise", help="choose the block size", description="Choose the size of KV blocks."
     )

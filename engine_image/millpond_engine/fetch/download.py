@@ -103,6 +103,7 @@ def download(
     *,
     retry: RetrySettings,
     progress: ProgressCallback,
+    say: Callable[[str], None] = lambda _line: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Fetched:
     """Bring one file below `directory`, resuming what an earlier run left.
@@ -125,6 +126,7 @@ def download(
                 raise type(error)(
                     error.reason, f"{error} (gave up after {retry.max_attempts} attempts)"
                 ) from error
+            say(f"{error.reason}: {error}; trying again from byte {part.size}")
             sleep(retry.delay(attempt, error.retry_after_seconds, random.random()))  # noqa: S311 - jitter
             continue
         except ChangedError:

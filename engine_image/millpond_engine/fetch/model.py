@@ -101,11 +101,29 @@ def run_fetch(
             termination_message, {"reason": str(error.reason), "message": str(error)[:_MESSAGE_BYTES]}
         )
         return 1
-    facts = read_facts(directory / fetched[0].name if len(fetched) == 1 else directory)
-    if facts is not None:
-        told = {"reason": FETCHED, "message": f"{len(fetched)} files", "model": msgspec.to_builtins(facts)}
-        write_termination_message(termination_message, told)
+    _tell_facts(directory / fetched[0].name if len(fetched) == 1 else directory, termination_message)
     return 0
+
+
+def run_inspect(path: Path, *, termination_message: Path | None) -> int:
+    """The body of `inspect`: like a fetch of what is already here. Returns the exit code."""
+    if not path.exists():
+        text = f"{path}: no such file or directory in the volume"
+        _say(f"{FetchReason.LOCAL_FILE}: {text}")
+        write_termination_message(
+            termination_message, {"reason": str(FetchReason.LOCAL_FILE), "message": text}
+        )
+        return 1
+    _tell_facts(path, termination_message)
+    return 0
+
+
+def _tell_facts(place: Path, termination_message: Path | None) -> None:
+    """Leave the model's size, if it can be read."""
+    facts = read_facts(place)
+    if facts is not None:
+        told = {"reason": FETCHED, "message": str(place), "model": msgspec.to_builtins(facts)}
+        write_termination_message(termination_message, told)
 
 
 def write_termination_message(path: Path | None, told: dict[str, object]) -> None:
@@ -156,7 +174,7 @@ def _download_all(
     fetched = []
     # The shape first: with the sizes of the listing it tells what memory the model needs, long before the weights are here.
     for file in sorted(files, key=lambda file: file.name != CONFIG_NAME):
-        fetched.append(download(file, directory, retry=settings.retry, progress=progress))
+        fetched.append(download(file, directory, retry=settings.retry, progress=progress, say=say))
         facts = (
             estimate_facts(directory, [(f.name, f.size_bytes) for f in files])
             if file.name == CONFIG_NAME

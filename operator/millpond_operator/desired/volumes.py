@@ -50,10 +50,12 @@ def make_engine_mounts(pool: InferencePool) -> list[dict[str, Any]]:
 def make_init_containers(
     pool: InferencePool, *, make_base: Callable[[], dict[str, Any]], resources: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """The fetch steps, model first; none when everything is used in place."""
-    if not _needs_models(pool):
-        return []
+    """The fetch steps, model first; a model that is mounted is only looked at, one inside the image not even that."""
     containers: list[dict[str, Any]] = []
+    if place_model(pool).mount is not None:
+        containers.append(_make_inspect(place_model(pool), base=make_base(), resources=resources))
+    if not _needs_models(pool):
+        return containers
     if pool.spec.model.cache.type == "Node":
         containers.append(_make_prepare(make_base(), resources))
     for number, place in enumerate([place_model(pool), *place_adapters(pool).values()]):
@@ -80,6 +82,18 @@ def _make_fetch(
     if model.env:
         container["env"] = make_env(model.env)
     return container
+
+
+def _make_inspect(place: Placement, *, base: dict[str, Any], resources: dict[str, Any]) -> dict[str, Any]:
+    """Look at a mounted model before the engine does: is it there, and what memory does it need."""
+    source = {"name": "millpond-source-0", "mountPath": place.mount_path, "readOnly": True}
+    return {
+        "name": labels.INSPECT_CONTAINER,
+        **base,
+        "args": ["inspect", "--path", place.path],
+        "resources": resources,
+        "volumeMounts": [source, dict(_TMP)],
+    }
 
 
 def _make_prepare(base: dict[str, Any], resources: dict[str, Any]) -> dict[str, Any]:

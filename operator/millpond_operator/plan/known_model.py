@@ -15,6 +15,9 @@ from millpond_operator.desired.revision import compute_revision
 from millpond_operator.plan.fit import judge_fit, keep_judgement, merge_fits
 from millpond_operator.plan.snapshot import Pod, PoolSnapshot
 
+TELLING = (labels.FETCH_CONTAINER, labels.INSPECT_CONTAINER)
+"""Init containers that tell the size of the base model when they end."""
+
 
 @dataclass(frozen=True, slots=True)
 class FitView:
@@ -52,7 +55,7 @@ def find_model(snapshot: PoolSnapshot, current_pods: tuple[Pod, ...]) -> ModelSt
 
 def read_pod(pod: Pod) -> ModelFacts | None:
     """What the fetch step of a pod left when it ended well."""
-    done = (c for c in pod.containers if c.name == labels.FETCH_CONTAINER and c.exit_code == 0)
+    done = (c for c in pod.containers if c.name in TELLING and c.exit_code == 0)
     return next((facts for c in done if (facts := read_termination(c.exit_message)) is not None), None)
 
 

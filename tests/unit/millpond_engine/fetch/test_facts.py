@@ -13,6 +13,7 @@ from tests.unit.millpond_engine.fetch.server import FileServer
 from millpond_common.contract.model_facts import ModelFacts, parse_facts, read_termination
 from millpond_engine.fetch import fetch_model, run_fetch
 from millpond_engine.fetch.facts import make_facts, read_facts
+from millpond_engine.fetch.model import run_inspect
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -68,7 +69,7 @@ def test_op_091_zero_is_never_a_size() -> None:
     ],
 )
 def test_the_context_is_the_engine_s(scaling: dict[str, object], context: int) -> None:
-    from millpond_engine.model.rope import rope_from_hf  # noqa: PLC0415 - imports torch
+    from millpond_engine.model.rope import rope_from_hf
 
     facts = make_facts({**CONFIG, **scaling}, 1)
     assert facts is not None
@@ -97,6 +98,23 @@ def test_the_size_is_told_before_the_weights_are_fetched_and_exactly_at_the_end(
     server.close()
     assert code == 0
     assert read_termination(message.read_text()) == EXACT
+
+
+def test_inspect_tells_what_is_here_and_names_what_is_not(tmp_path: Path) -> None:
+    make_model(tmp_path / "m")
+    message = tmp_path / "termination-log"
+    assert run_inspect(tmp_path / "m", termination_message=message) == 0
+    assert read_termination(message.read_text()) == EXACT
+    assert run_inspect(tmp_path / "absent", termination_message=message) == 1
+    told = json.loads(message.read_text())
+    assert told["reason"] == "LocalFile"
+    assert str(tmp_path / "absent") in told["message"]
+    (tmp_path / "odd").mkdir()
+    message.unlink()
+    assert run_inspect(tmp_path / "odd", termination_message=message) == 0, (
+        "the engine will say what is wrong"
+    )
+    assert not message.exists()
 
 
 def test_a_quantized_file_counts_its_numbers_not_its_bytes(smollm2_gguf: Path) -> None:

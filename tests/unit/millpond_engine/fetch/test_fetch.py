@@ -99,9 +99,11 @@ def test_a_server_that_cannot_resume_safely_is_read_from_the_beginning(
         assert "Range" not in server.requests[-1][1]
 
 
-def test_a_stalled_connection_is_given_up_and_resumed(server: FileServer, tmp_path: Path) -> None:
+def test_op_094_a_stalled_connection_is_given_up_and_resumed(server: FileServer, tmp_path: Path) -> None:
     server.faults.stall_after = [100_000]
-    _fetch(f"{server.url}/m/model.gguf", tmp_path)
+    said: list[str] = []
+    fetch_model(f"{server.url}/m/model.gguf", tmp_path, settings=FAST, say=said.append)
+    assert [line for line in said if line.startswith("Stalled: ") and "again from byte 100000" in line]
     assert (tmp_path / "model.gguf").read_bytes() == CONTENT
     assert server.requests[-1][1]["Range"] == "bytes=100000-"
 

@@ -51,7 +51,9 @@ def test_other_revisions_get_other_directories() -> None:
 
 def test_op_096_a_claim_is_used_where_it_lies() -> None:
     spec = render(model={"source": "pvc://weights/llama"}).template["spec"]
-    assert "initContainers" not in spec
+    (look,) = spec["initContainers"]
+    assert (look["name"], look["args"]) == ("inspect-model", ["inspect", "--path", "/model-files/llama"])
+    assert "/models" not in [mount["mountPath"] for mount in look["volumeMounts"]], "nothing to copy into"
     mounted = [v for v in spec["volumes"] if "persistentVolumeClaim" in v]
     assert [v["persistentVolumeClaim"] for v in mounted] == [{"claimName": "weights", "readOnly": True}]
     assert list_claims(make_pool(model={"source": "pvc://weights/llama"})) == ("weights",)
