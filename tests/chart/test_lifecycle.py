@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import json
+import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+import tarfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.chart.conftest import CHART, Helm
+import yaml
+from tests.chart.conftest import CHART, Helm, Manifest
 from tests.fixtures.crds import CRDS
 from tests.fixtures.own_cluster import OwnCluster
 from tests.support.kube import Kube, wait_for
@@ -141,6 +146,101 @@ def test_an_upgrade_of_the_chart_upgrades_the_crd(site: Site, tmp_path: Path) ->
     site.install("foo", "bar")
     assert site.kube.get(*CRD)["spec"]["names"]["shortNames"] == ["mpool"]
     assert Kube(site.cluster.kubeconfig).exists("millpond.dev/v1alpha1", "InferencePool", "pool")
+
+
+def make_previous_chart(folder: Path) -> Path:
+    """The chart as a version before this one would be: its CRD knows no `status.model`."""
+    older = folder / "previous"
+    shutil.copytree(CHART, older)
+    chart = older / "Chart.yaml"
+    text = chart.read_text(encoding="utf-8")
+    chart.write_text(re.sub(r"(?m)^version: .*$", "version: 0.0.9", text), encoding="utf-8")
+    crd = older / "templates" / "crds" / "inferencepools.millpond.dev.yaml"
+    text = crd.read_text(encoding="utf-8")
+    without, found = re.subn(
+        r"(?ms)^              model:\n                type: object\n.*?(?=^              roles:)", "", text
+    )
+    assert found == 1
+    crd.write_text(without, encoding="utf-8")
+    return older
+
+
+def make_first_chart(folder: Path) -> Path:
+    """The chart as it was committed first, from this checkout's history."""
+    git = ["git", "-C", str(CHART.parents[1])]
+    listed = subprocess.run(
+        [*git, "log", "--reverse", "--format=%H", "--", "charts/millpond/Chart.yaml"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    commits = listed.stdout.split()
+    if len(commits) < 1 or listed.returncode != 0:
+        pytest.skip("this checkout has no git history")
+    packed = subprocess.run([*git, "archive", commits[0], "charts/millpond"], check=True, capture_output=True)
+    with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / "charts" / "millpond"
+
+
+SIZE = {
+    "files": "0123456789abcdef",
+    "numParameters": 1,
+    "dtype": "BFloat16",
+    "numLayers": 1,
+    "numKvHeads": 1,
+    "headDim": 1,
+    "maxModelTokens": 1,
+}
+
+
+def write_size(site: Site) -> Manifest:
+    """Write a status with a field that only the newest CRD knows; returns what was stored."""
+    pools = Kube(site.cluster.kubeconfig).resource("millpond.dev/v1alpha1", "InferencePool")
+    done = pools.status.patch(
+        name="pool",
+        namespace="default",
+        body={"status": {"observedGeneration": 1, "model": SIZE}},
+        content_type="application/merge-patch+json",
+    )
+    return dict(done.to_dict())
+
+
+@pytest.mark.parametrize("make_older", [make_previous_chart, make_first_chart], ids=["previous", "first"])
+def test_op_073_an_upgrade_leaves_pools_untouched_and_brings_the_new_fields(
+    site: Site, tmp_path: Path, make_older: Callable[[Path], Path]
+) -> None:
+    site.install("foo", "bar", chart=make_older(tmp_path))
+    site.kube.dynamic.resources.invalidate_cache()
+    Kube(site.cluster.kubeconfig).create(make_pool(replicas=1))
+    before = write_size(site)
+    assert "model" not in before["status"], "the older CRD drops what it does not know"
+    site.install("foo", "bar")
+    after = Kube(site.cluster.kubeconfig).get("millpond.dev/v1alpha1", "InferencePool", "pool")
+    assert after["spec"] == before["spec"]
+    for key in ("uid", "generation", "resourceVersion"):
+        assert after["metadata"][key] == before["metadata"][key], key
+    wait_for("the new schema to be served", lambda: write_size(site)["status"].get("model") == SIZE)
+
+
+def test_op_079_upgrade_md_alone_leads_from_the_previous_version_to_this_one(
+    site: Site, tmp_path: Path
+) -> None:
+    """Every command of its first section, as it is written, with the release and the namespace of this test."""
+    site.install("foo", "bar", chart=make_previous_chart(tmp_path))
+    section = (CHART / "UPGRADE.md").read_text(encoding="utf-8").split("\n## ")[0]
+    commands = [line.strip() for line in section.splitlines() if line.startswith("    ")]
+    assert commands == ["helm upgrade millpond charts/millpond --namespace millpond-system"]
+    for command in commands:
+        words = (
+            command.replace("upgrade millpond ", "upgrade foo ").replace("millpond-system", "bar").split()[1:]
+        )
+        site.run(*(str(CHART) if word == "charts/millpond" else word for word in words))
+    listed = json.loads(site.run("list", "--namespace", "bar", "--output", "json").stdout)
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))["version"]
+    assert [entry["chart"] for entry in listed] == [f"millpond-{version}"]
+    schema = site.kube.get(*CRD)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    assert "model" in schema["properties"]["status"]["properties"]
 
 
 def test_without_keep_the_crd_goes_with_the_release(site: Site) -> None:

@@ -43,6 +43,11 @@ RARELY_USED = {
     ("", "events", "get"): "an event that repeats",
     ("", "events", "patch"): "an event that repeats",
     ("", "pods", "get"): "a name that is taken",
+    ("", "configmaps", "get"): "a name that is taken",
+    ("", "configmaps", "patch"): "the verdict of a gate",
+    ("", "persistentvolumeclaims", "get"): "a name that is taken",
+    ("", "persistentvolumeclaims", "patch"): "a claim that the operator made and somebody changed",
+    ("coordination.k8s.io", "leases", "create"): "the release's Lease was deleted by hand",
     ("", "pods/log", "get"): "a replica that fetches its model",
     ("", "pods", "delete"): "a replica replaced by hand of the operator",
     ("", "services", "delete"): "a child that is not wanted any more",
@@ -151,7 +156,19 @@ def behave(pod: Manifest) -> Behaviour:
 
 def live_through(kube: Kube) -> None:
     """Create, settle, shrink, roll, fail, mend and delete a pool."""
-    limits = {"limits": {"cpu": "4k", "memory": "1Gi"}}
+    claims = [
+        {"name": "gpu", "resourceClaimTemplateName": "gpus"},
+        {"name": "own", "resourceClaimName": "own"},
+    ]
+    limits = {"limits": {"cpu": "4k", "memory": "1Gi"}, "claims": [{"name": c["name"]} for c in claims]}
+    asked = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.example.com"}}]}}
+    for kind, name, spec in (
+        ("ResourceClaimTemplate", "gpus", {"spec": asked}),
+        ("ResourceClaim", "own", asked),
+    ):
+        kube.apply(
+            {"apiVersion": "resource.k8s.io/v1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+        )
     model = {
         "source": "hf://o/r",
         "secretRef": {"name": "hub"},
@@ -161,7 +178,15 @@ def live_through(kube: Kube) -> None:
     def apply(**spec: Any) -> None:
         kube.apply(
             make_pool(
-                POOL[2], **{"model": model, "resources": limits, "replicas": 2, "rollout": ROLLOUT, **spec}
+                POOL[2],
+                **{
+                    "model": model,
+                    "resources": limits,
+                    "template": {"resourceClaims": claims},
+                    "replicas": 2,
+                    "rollout": ROLLOUT,
+                    **spec,
+                },
             )
         )
 

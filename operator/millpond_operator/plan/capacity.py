@@ -27,6 +27,8 @@ class NodeRoom:
     labels: Mapping[str, str]
     taints: tuple[Mapping[str, Any], ...]
     free: Amounts = field(default_factory=dict)
+    total: Amounts = field(default_factory=dict)
+    """Allocatable, whatever runs there."""
 
 
 def compute_rooms(
@@ -53,7 +55,7 @@ def compute_capacity(
 
     A role that asks for devices by claim has a number only where those can be counted: `claims`, by label.
     """
-    fitting, free = {}, {}
+    fitting, free, beyond = {}, {}, {}
     for label, role, spec in roles:
         usable = [room for room in rooms if may_run(room, spec)]
         asked = sum_requests(spec) | {PODS: Decimal(1)}
@@ -67,7 +69,10 @@ def compute_capacity(
         for resource in {**role.resources.limits, **role.resources.requests}:
             largest = max((room.free.get(resource, Decimal(0)) for room in usable), default=Decimal(0))
             free[resource] = format_amount(resource, largest)
-    return Capacity(fitting_replicas=fitting, free=free)
+            most = max((room.total.get(resource, Decimal(0)) for room in usable), default=Decimal(0))
+            if usable and asked.get(resource, Decimal(0)) > most:
+                beyond[resource] = format_amount(resource, most)
+    return Capacity(fitting_replicas=fitting, free=free, beyond=beyond)
 
 
 def sum_requests(spec: Mapping[str, Any]) -> Amounts:
@@ -114,11 +119,13 @@ def _takes_pods(node: Mapping[str, Any]) -> bool:
 
 def _make_room(node: Mapping[str, Any]) -> NodeRoom:
     allocatable = (node.get("status") or {}).get("allocatable") or {}
+    total = {str(name): parse_quantity(amount) for name, amount in allocatable.items()}
     return NodeRoom(
         name=node["metadata"]["name"],
         labels=node["metadata"].get("labels") or {},
         taints=tuple((node.get("spec") or {}).get("taints") or ()),
-        free={str(name): parse_quantity(amount) for name, amount in allocatable.items()},
+        free=dict(total),
+        total=total,
     )
 
 

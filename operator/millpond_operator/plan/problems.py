@@ -86,6 +86,8 @@ def _find_unschedulable(pod: Pod, capacity: Capacity | None, asked: str) -> Prob
         free = "; largest free on one node: " + (
             ", ".join(f"{k} {v}" for k, v in capacity.free.items()) or "nothing"
         )
+        for resource, most in capacity.beyond.items():
+            free += f"; no node has that much {resource} at all (the most is {most}), and a replica cannot span nodes in this release"
     text = f"pod {pod.name} asks for {asked}{free}; the scheduler says: {pod.unschedulable_message}"
     return Problem(ConditionReason.UNSCHEDULABLE, pod.name, text)
 
@@ -117,9 +119,7 @@ def _find_ended(pod: Pod, container: ContainerState) -> Problem | None:
             f"{where} was killed for using more memory than its limit{count}; raise resources.limits.memory"
         )
         return Problem(ConditionReason.OOM_KILLED, pod.name, text)
-    if container.is_init and (
-        container.name == labels.FETCH_CONTAINER or container.name.startswith("fetch-")
-    ):
+    if container.is_init and container.name.startswith(("fetch-", labels.INSPECT_CONTAINER)):
         return Problem(ConditionReason.MODEL_FETCH_FAILED, pod.name, text)
     if told in (ConditionReason.MODEL_LOAD, ConditionReason.MODEL_TOO_LARGE, ConditionReason.CONFIG_ERROR):
         return Problem(told, pod.name, text)

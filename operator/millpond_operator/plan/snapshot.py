@@ -153,6 +153,8 @@ class Capacity:
     """How many further replicas of a role fit now, by role."""
     free: Mapping[str, str]
     """Largest free amount on one node, by resource, for messages."""
+    beyond: Mapping[str, str] = field(default_factory=dict)
+    """Resources of which no node has as much as one replica asks for, with the most that one has, for messages."""
 
 
 @dataclass(frozen=True, slots=True)

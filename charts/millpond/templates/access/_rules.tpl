@@ -43,6 +43,10 @@
 - apiGroups: [autoscaling]
   resources: [horizontalpodautoscalers]
   verbs: [list]
+# How many devices a replica asks for where it does so by resource claim.
+- apiGroups: [resource.k8s.io]
+  resources: [resourceclaims, resourceclaimtemplates]
+  verbs: [get]
 - apiGroups: [""]
   resources: [events]
   verbs: [get, create, patch]
@@ -63,6 +67,10 @@
 # Free room of the nodes, for rollouts that know capacity.
 - apiGroups: [""]
   resources: [nodes]
+  verbs: [list]
+# Free devices, for pools that ask for some by resource claim.
+- apiGroups: [resource.k8s.io]
+  resources: [resourceslices, resourceclaims, deviceclasses]
   verbs: [list]
 {{- end -}}
 

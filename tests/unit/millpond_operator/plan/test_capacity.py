@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 from tests.support.operator_builders import get_role, make_pool
+from tests.support.operator_builders import make_pod as make_waiting_pod
 
 from millpond_operator.plan.capacity import compute_capacity, compute_rooms, sum_requests
+from millpond_operator.plan.problems import find_problem
+from millpond_operator.plan.snapshot import Capacity
 
 Manifest = dict[str, Any]
 
@@ -89,3 +92,16 @@ def test_free_amounts_are_told_readably() -> None:
         compute_rooms([make_node()], [make_pod("n", 3)]), [("both", role, {"containers": []})]
     )
     assert capacity.free == {"nvidia.com/gpu": "1", "memory": "64.0Gi"}
+
+
+def test_what_no_node_has_at_all_is_told_apart_from_what_is_taken() -> None:
+    """A replica that would need several nodes waits for ever, so the reason says that it cannot span them."""
+    role = get_role(make_pool(resources={"limits": {"nvidia.com/gpu": 8}}, engine={"tensorParallelSize": 8}))
+    spec = {"containers": [{"resources": {"limits": {"nvidia.com/gpu": 8}}}]}
+    for gpus, beyond in ((4, {"nvidia.com/gpu": "4"}), (8, {})):
+        rooms = compute_rooms([make_node("a", gpus=gpus), make_node("b", gpus=2)], [make_pod("a", 1)])
+        assert compute_capacity(rooms, [("both", role, spec)]).beyond == beyond
+    waiting = make_waiting_pod("p", ready=False, unschedulable_message="0/2 nodes are available")
+    found = find_problem(waiting, Capacity({}, {}, {"nvidia.com/gpu": "4"}), "nvidia.com/gpu 8")
+    assert found is not None
+    assert "the most is 4), and a replica cannot span nodes" in found.message
