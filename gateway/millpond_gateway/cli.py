@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 
 import structlog
 import uvloop
+from lightkube.core.exceptions import ConfigError
 
 from millpond_common.contract import ports
 from millpond_gateway.app.options import Options
@@ -23,9 +24,10 @@ from millpond_gateway.app.values import (
     parse_positive_seconds,
     parse_seconds,
 )
+from millpond_gateway.flow.records import FlowSettings
 from millpond_gateway.proxy.settings import RelaySettings
 from millpond_gateway.routing.records import Policy
-from millpond_gateway.world.kubernetes import ConfigError, load_config
+from millpond_gateway.world.kubernetes import load_config
 from millpond_gateway.world.static import StaticError, parse_static
 from millpond_gateway.world.watch import WatchSettings
 
@@ -69,7 +71,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
     given = parser.parse_args(arguments)
     for flag in given.static:
         try:
-            parse_static(flag)
+            parse_static(flag, weights=given.weights)
         except StaticError as error:
             parser.error(f"--static {error}")
     relay = RelaySettings(**{name: getattr(given, name) for name in _RELAY_FLAGS})
@@ -78,6 +80,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
         port=given.port,
         admin_port=given.admin_port,
         static=tuple(given.static),
+        weights=tuple(given.weights),
         routing=given.routing,
         price_of_recompute=given.price_of_recompute,
         namespace=given.namespace,
@@ -89,7 +92,8 @@ def parse_options(arguments: Sequence[str]) -> Options:
         grace_seconds=given.grace_seconds,
         access_log=not given.no_access_log,
         seed=given.seed,
-        relay=replace(relay, expose_decisions=given.expose_decisions),
+        relay=replace(relay, expose_decisions=given.expose_decisions, hidden_usage=not given.no_hidden_usage),
+        flow=FlowSettings(hedge_percent=given.hedge_percent),
         watch=WatchSettings(resync_seconds=given.resync_seconds),
     )
 
@@ -133,6 +137,13 @@ def make_parser() -> argparse.ArgumentParser:
         default=[],
         metavar="NAME=URL[,URL...]",
         help="serve these engines instead of asking Kubernetes; may be repeated",
+    )
+    add(
+        "--weights",
+        action="append",
+        default=[],
+        metavar="NAME=REVISION=WEIGHT[,...]",
+        help="shares of new requests by revision of a static pool; revisions are named in its URLs, ?revision=",
     )
     add(
         "--routing",
@@ -190,6 +201,17 @@ def make_parser() -> argparse.ArgumentParser:
         help="open streams may take this long to finish",
     )
     add("--no-kv-events", action="store_true", help="do not follow the engines' KV events")
+    add(
+        "--hedge-percent",
+        type=parse_seconds,
+        default=defaults.flow.hedge_percent,
+        help="requests of a hundred that may get a second attempt when the first is late and has not begun",
+    )
+    add(
+        "--no-hidden-usage",
+        action="store_true",
+        help="do not ask engines for the usage of streams whose clients did not",
+    )
     add("--no-access-log", action="store_true", help="no line per request")
     add("--expose-decisions", action="store_true", help="answer with the replica and the score breakdown")
     add("--seed", type=int, default=None, help="of tie-breaks; random when absent")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import sys
@@ -104,6 +105,29 @@ async def test_a_stream_that_outlives_the_grace_ends_with_an_error_event(make_en
     async with asyncio.timeout(1):
         while engine.num_open:
             await asyncio.sleep(0.01)
+
+
+async def test_gw_047_a_leaving_gateway_accepts_while_connections_still_come(
+    make_engine: MakeEngine, make_gateway: MakeGateway
+) -> None:
+    """A node that learns late of the leaving keeps sending connections: each is still answered, up to a bound."""
+    engine = await make_engine()
+    gateway = await make_gateway(engine, options={"drain_delay_seconds": 0.5, "grace_seconds": 5.0})
+    loop = asyncio.get_running_loop()
+    drain = asyncio.create_task(gateway.process.drain())
+    started = loop.time()
+    async with httpx.AsyncClient() as client:
+        for _ in range(7):  # well past one delay, each within a delay of the one before
+            await asyncio.sleep(0.2)
+            answer = await client.post(f"{gateway.url}/v1/completions", json={"model": MODEL, "prompt": "x"})
+            assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+        assert not drain.done()
+        while not drain.done() and loop.time() < started + 10:
+            with contextlib.suppress(httpx.ConnectError):
+                await client.post(f"{gateway.url}/v1/completions", json={"model": MODEL, "prompt": "x"})
+            await asyncio.sleep(0.2)
+    assert 2.0 < loop.time() - started < 6, "five delays are the most"
+    assert drain.done()
 
 
 async def test_gw_047_gw_049_a_rolling_update_of_gateways_costs_no_request(

@@ -84,6 +84,7 @@ class Line(msgspec.Struct, omit_defaults=True, gc=False):
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int | None = None
+    estimated: bool = False
 
 
 def make_line(record: Record, pool: str, timestamp: str) -> Line:
@@ -112,6 +113,7 @@ def make_line(record: Record, pool: str, timestamp: str) -> Line:
         usage.prompt_tokens if usage is not None else None,
         usage.cached_tokens if usage is not None else None,
         usage.output_tokens if usage is not None else None,
+        record.estimated,
     )
 
 

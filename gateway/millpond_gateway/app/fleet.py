@@ -18,6 +18,7 @@ from millpond_gateway.proxy import headers
 from millpond_gateway.proxy.dispatch import Call, Caller, Decision, Ending, ModelCard, Record, Target, Waiter
 from millpond_gateway.proxy.http1 import RequestHead
 from millpond_gateway.proxy.models import refuse_model
+from millpond_gateway.routing.records import Usage
 from millpond_gateway.routing.router import Router
 from millpond_gateway.world.records import WorldSnapshot
 from millpond_gateway.world.view import World
@@ -139,12 +140,21 @@ class Fleet:
         if found is not None:
             found[0].withdraw(call, now)
 
-    def first_byte(self, target: Target, now: float) -> None:
+    def first_byte(self, call: Call, target: Target, now: float) -> None:
         """Free the prefill part of the load."""
         state = self.pools.get(target.pool)
         if state is not None:
-            state.router.first_token(target.reservation, now)
-            state.pump(now)
+            state.first_byte(target, now, stream=call.body.stream)
+
+    def is_late(self, call: Call, target: Target, now: float) -> bool:
+        """Whether a second attempt would be worth it."""
+        state = self.pools.get(target.pool)
+        return state is not None and state.is_late(call, target, now)
+
+    def hedge(self, call: Call, target: Target, tried: frozenset[str], now: float) -> Target | None:
+        """Choose and reserve a second replica; None for no."""
+        found = self._models.get(call.body.model)
+        return found[0].hedge(call, found[1], target, tried, now) if found is not None else None
 
     def release(self, call: Call, target: Target, ending: Ending, now: float) -> None:
         """Free the rest and learn."""
@@ -152,19 +162,10 @@ class Fleet:
         if state is not None:
             state.release(call, target, ending, now)
 
-    def finish(self, call: Call, record: Record, now: float) -> None:
+    def finish(self, call: Call, record: Record, now: float) -> Usage | None:
         """Settle what the request had reserved at its tenant; follow demand."""
         found = self._models.get(call.body.model)
-        if found is None:
-            return
-        ending = Ending(outcome=record.outcome, status=record.status or None, usage=record.usage)
-        found[0].finish(
-            call,
-            ending,
-            first_byte_seconds=record.first_byte_seconds,
-            traffic_class=record.traffic_class,
-            now=now,
-        )
+        return found[0].finish(call, record, now) if found is not None else None
 
     def note_epoch(self, target: Target, epoch: str, now: float) -> None:
         """An answer came from another start of the engine than the one known."""

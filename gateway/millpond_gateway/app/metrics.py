@@ -10,7 +10,10 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from millpond_gateway.app.price import compute_cost
 from millpond_gateway.proxy.dispatch import Record
+from millpond_gateway.routing.index import IndexTotals
+from millpond_gateway.world.records import PoolPricing
 
 PREFIX = "millpond_gateway_"
 OTHER = "other"
@@ -46,6 +49,8 @@ class Metrics:
         self.ejection_capped = self._make_gauge(
             "ejection_capped", "1 while more replicas of a pool fail than may be ejected.", "pool"
         )
+        self.index_tokens = IndexMetrics()
+        self.registry.register(self.index_tokens)
         self._key_children: dict[tuple[str, str], Counter] = {}
         self._requests = RequestMetrics()
         self.registry.register(self._requests)
@@ -56,9 +61,9 @@ class Metrics:
     def _make_gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(PREFIX + name, text, labels, registry=self.registry)
 
-    def observe(self, record: Record, pool: str) -> None:
+    def observe(self, record: Record, pool: str, pricing: PoolPricing | None = None) -> None:
         """Count a finished request of a pool."""
-        self._requests.observe(record, pool)
+        self._requests.observe(record, pool, pricing)
 
     def observe_refusal(self, reason: str) -> None:
         """Count an answer of the gateway itself; reasons are enumerated."""
@@ -104,7 +109,9 @@ class _Series:
 
     __slots__ = (
         "cached_tokens",
+        "costs",
         "first_byte",
+        "hedges",
         "outcomes",
         "output_tokens",
         "prompt_tokens",
@@ -114,8 +121,11 @@ class _Series:
 
     def __init__(self) -> None:
         self.outcomes: dict[tuple[str, int], int] = {}
+        self.costs: dict[str, float] = {}
+        """By currency: a price list may change its own."""
         self.seconds = _Times()
         self.first_byte = _Times()
+        self.hedges: dict[str, int] = {}
         self.retries = self.prompt_tokens = self.cached_tokens = self.output_tokens = 0
 
 
@@ -129,7 +139,7 @@ class RequestMetrics(Collector):
     def __init__(self) -> None:
         self._series: dict[tuple[str, str, str], _Series] = {}
 
-    def observe(self, record: Record, pool: str) -> None:
+    def observe(self, record: Record, pool: str, pricing: PoolPricing | None = None) -> None:
         """Count one request."""
         series = self._find(pool, record.traffic_class, record.tenant)
         key = (record.outcome.value, record.status)
@@ -139,11 +149,17 @@ class RequestMetrics(Collector):
             series.first_byte.observe(record.first_byte_seconds)
         if record.attempts > 1:
             series.retries += record.attempts - 1
+        if record.hedged:
+            series.hedges[record.hedged] = series.hedges.get(record.hedged, 0) + 1
         usage = record.usage
         if usage is not None:
             series.prompt_tokens += usage.prompt_tokens
             series.cached_tokens += usage.cached_tokens or 0
             series.output_tokens += usage.output_tokens
+            if pricing is not None:
+                series.costs[pricing.currency] = series.costs.get(pricing.currency, 0.0) + compute_cost(
+                    usage, pricing
+                )
 
     def _find(self, pool: str, traffic_class: str, tenant: str) -> _Series:
         labels = (pool, traffic_class, tenant)
@@ -179,11 +195,53 @@ class RequestMetrics(Collector):
             for labels, series in everything:
                 family.add_metric(labels, getattr(series, name))
             yield family
+        costs = CounterMetricFamily(
+            PREFIX + "cost",
+            "Cost of finished requests by the pool's price list.",
+            labels=(*_LABELS, "currency"),
+        )
+        for labels, series in everything:
+            for currency, amount in list(series.costs.items()):
+                costs.add_metric((*labels, currency), amount)
+        yield costs
+        hedges = CounterMetricFamily(
+            PREFIX + "hedges", "Second attempts beside late ones.", labels=(*_LABELS, "result")
+        )
+        for labels, series in everything:
+            for result, count in list(series.hedges.items()):
+                hedges.add_metric((*labels, result), count)
+        yield hedges
+
+
+class IndexMetrics(Collector):
+    """Prompt tokens of audited requests by who counted them.
+
+    `Prompt` falls with the workload; `Routed` and `Held` tell what the index's layers expected, `Predicted` both
+    together; `Real` is what engines found. Where two part, that part of the way loses hits.
+    """
+
+    def __init__(self) -> None:
+        self.pools: dict[str, IndexTotals] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        """One family."""
+        family = CounterMetricFamily(
+            PREFIX + "index_tokens",
+            "Prompt tokens of answered requests, and how many of them a cache was expected, or found, to hold.",
+            labels=("pool", "series"),
+        )
+        for pool, totals in list(self.pools.items()):
+            family.add_metric((pool, "Prompt"), totals.prompt_tokens)
+            family.add_metric((pool, "Predicted"), totals.predicted_tokens)
+            family.add_metric((pool, "Routed"), totals.routed_tokens)
+            family.add_metric((pool, "Held"), totals.held_tokens)
+            family.add_metric((pool, "Real"), totals.real_tokens)
+        yield family
 
 
 _TOTALS = {
     "retries": "Attempts after the first.",
-    "prompt_tokens": "Prompt tokens counted by engines.",
+    "prompt_tokens": "Prompt tokens counted by engines, estimated for streams they did not finish.",
     "cached_tokens": "Prompt tokens found in caches, counted by engines.",
-    "output_tokens": "Output tokens counted by engines.",
+    "output_tokens": "Output tokens counted by engines, by events for streams they did not finish.",
 }

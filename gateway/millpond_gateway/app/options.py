@@ -19,6 +19,8 @@ class Options:
     admin_port: int = ports.GATEWAY_ADMIN
     static: tuple[str, ...] = ()
     """`NAME=URL[,URL...]`; with any, Kubernetes is not asked."""
+    weights: tuple[str, ...] = ()
+    """`NAME=REVISION=WEIGHT[,...]` of static pools."""
     routing: str = "Auto"
     """Of static pools."""
     price_of_recompute: float = 5.0

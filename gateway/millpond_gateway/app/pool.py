@@ -11,6 +11,14 @@ import xxhash
 
 from millpond_common.contract.blockkey import KeyScope, make_namespace
 from millpond_common.contract.openai import ApiError
+from millpond_gateway.app.hedges import HedgeDesk
+from millpond_gateway.app.judgement import (
+    compute_capacity,
+    estimate_usage,
+    judge_attempt,
+    make_class_policy,
+    make_routing_settings,
+)
 from millpond_gateway.app.prompt import make_prompt_keys
 from millpond_gateway.app.refusals import make_debug, make_refusal, refuse_choice
 from millpond_gateway.flow.admission import (
@@ -18,11 +26,12 @@ from millpond_gateway.flow.admission import (
     compute_hold_seconds,
     decide_admission,
     decide_expired,
+    is_saturated,
     may_start,
 )
 from millpond_gateway.flow.budget import Budgets
 from millpond_gateway.flow.demand import DemandBook
-from millpond_gateway.flow.outliers import Evidence, OutlierBook, OutlierVerdict, classify_status
+from millpond_gateway.flow.outliers import Evidence, OutlierBook, OutlierVerdict
 from millpond_gateway.flow.queue import HoldQueue
 from millpond_gateway.flow.records import (
     Action,
@@ -33,7 +42,7 @@ from millpond_gateway.flow.records import (
     TenantPolicy,
     Verdict,
 )
-from millpond_gateway.proxy.dispatch import FAULTS, Call, Decision, Ending, Outcome, Target, Waiter
+from millpond_gateway.proxy.dispatch import Call, Decision, Ending, Outcome, Record, Target, Waiter
 from millpond_gateway.routing.keys import TokenEstimator
 from millpond_gateway.routing.records import (
     Choice,
@@ -41,9 +50,9 @@ from millpond_gateway.routing.records import (
     PromptKeys,
     RequestView,
     Reservation,
+    Usage,
 )
 from millpond_gateway.routing.router import Router
-from millpond_gateway.routing.settings import RoutingSettings
 from millpond_gateway.world.records import PoolView as PoolSpec
 
 _DEFAULT_OUTPUT_TOKENS = 256
@@ -76,6 +85,7 @@ class PoolState:
         self.queue = HoldQueue(flow)
         self.budgets = Budgets()
         self.outliers = OutlierBook()
+        self.hedges = HedgeDesk(flow.hedge_percent)
         self.verdict = _NO_OUTLIERS
         self.estimator = TokenEstimator()
         self._waiting: dict[str, Waiting] = {}
@@ -85,6 +95,8 @@ class PoolState:
         self._cold_since: float | None = None
         """Since when requests find no replica; None while one is ready."""
         self._scopes: dict[tuple[str, str], KeyScope] = {}
+        self._prompt_tokens: dict[str, int] = {}
+        """Of open requests, counted or estimated."""
         self.set_spec(spec)
 
     def set_spec(self, spec: PoolSpec) -> None:
@@ -127,7 +139,9 @@ class PoolState:
         if tried or call.caller.pin:
             return self._bind(request, choice, tried, now, debug=debug)
         self._count_keys(request.prompt.kind.value)
+        self.hedges.budget.note_request()
         self.demand.arrive(choice.score.uncached_tokens if choice.score else request.prompt.num_tokens, now)
+        self._prompt_tokens[call.id] = request.prompt.num_tokens
         refusal = self._reserve_budget(call, request, now)
         if refusal is not None:
             return refusal
@@ -151,8 +165,31 @@ class PoolState:
             reservation.id,
             request.traffic_class,
             self._find_class(request.traffic_class).ttft_seconds,
-            make_debug(choice) if debug else (),
+            reserved_at=now,
+            predicted_seconds=choice.predicted_wait_seconds,
+            cached_tokens=reservation.cached_tokens,
+            prompt_tokens=request.prompt.num_tokens,
+            debug=make_debug(choice) if debug else (),
         )
+
+    # Second attempts.
+
+    def is_late(self, call: Call, target: Target, now: float) -> bool:
+        """Whether a second attempt would be worth it, should the engine not have begun the first."""
+        return not call.caller.pin and len(self.router.endpoints) > 1 and self.hedges.is_late(target, now)
+
+    def hedge(
+        self, call: Call, adapter: str, target: Target, tried: frozenset[str], now: float
+    ) -> Target | None:
+        """Reserve a second replica; None for no. The tenant's budget holds the request already."""
+        request = self.make_request(call, adapter)
+        choice = self.router.choose(request, now, excluded=tried)
+        view = self._view(choice, request, now)
+        saturated = is_saturated(view, self._find_class(request.traffic_class), self._flow)
+        if not self.hedges.decide(target, now, saturated=saturated, num_other_candidates=len(choice.scores)):
+            return None
+        second = self._bind(request, choice, tried, now)
+        return second if isinstance(second, Target) else None
 
     def _reserve_budget(self, call: Call, request: RequestView, now: float) -> ApiError | None:
         tokens = request.prompt.num_tokens + (request.max_output_tokens or request.expected_output_tokens)
@@ -176,6 +213,13 @@ class PoolState:
             return make_refusal(self.spec, Verdict(Action.SHED, full, min(120, hint)))
         self._waiting[waiting.call.id] = waiting
         return None
+
+    def first_byte(self, target: Target, now: float, *, stream: bool) -> None:
+        """Free the prefill part of the load; only a stream's first byte tells when its first token came."""
+        self.router.first_token(target.reservation, now)
+        if stream:
+            self.hedges.note_first_token(target, now)
+        self.pump(now)
 
     def withdraw(self, call: Call, now: float) -> None:
         """A held request's client left."""
@@ -231,20 +275,22 @@ class PoolState:
                 self.outliers.note(target.endpoint.uid, evidence, client=client, now=now)
         self.pump(now)
 
-    def finish(
-        self, call: Call, ending: Ending, *, first_byte_seconds: float | None, traffic_class: str, now: float
-    ) -> None:
-        """The request is over, however many attempts it took."""
-        usage = ending.usage
-        used = usage.prompt_tokens + usage.output_tokens if usage is not None else 0
-        self.budgets.settle(call.id, used, now)
+    def finish(self, call: Call, record: Record, now: float) -> Usage | None:
+        """The request is over, however many attempts it took; what it used, counted or estimated."""
+        usage = record.usage
+        prompt_tokens = self._prompt_tokens.pop(call.id, 0)
         if usage is not None:
             self.estimator.observe(
                 num_bytes=len(call.body.prompt) + len(call.body.template), prompt_tokens=usage.prompt_tokens
             )
+        else:
+            usage = estimate_usage(record, prompt_tokens)
+        self.budgets.settle(call.id, usage.prompt_tokens + usage.output_tokens if usage else 0, now)
+        if usage is not None:
             self.demand.output(usage.output_tokens, now)
-        if first_byte_seconds is not None and ending.status == 200 and call.body.stream:
-            self.demand.first_token(traffic_class, first_byte_seconds, now)
+        if record.first_byte_seconds is not None and record.status == 200 and call.body.stream:
+            self.demand.first_token(record.traffic_class, record.first_byte_seconds, now)
+        return usage
 
     # Peers: requests of other gateways count against the tenants' limits here.
 
@@ -342,33 +388,3 @@ class PoolState:
         if verdict.reason is FlowReason.NO_REPLICA and choice.endpoint is None:
             return refuse_choice(self.spec, choice, frozenset())
         return make_refusal(self.spec, verdict)
-
-
-def make_routing_settings(spec: PoolSpec) -> RoutingSettings:
-    """How the pool routes."""
-    return RoutingSettings(policy=spec.policy, price_of_recompute=spec.price_of_recompute, model=spec.model)
-
-
-def compute_capacity(view: EndpointView) -> int | None:
-    """Tokens of the largest request a replica takes; None when it told no limit."""
-    limits = [
-        view.max_model_tokens,
-        view.num_blocks * view.block_tokens if view.num_blocks is not None else None,
-    ]
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
-def make_class_policy(entry: msgspec.Struct) -> ClassPolicy:
-    """A traffic class as admission sees it."""
-    return msgspec.convert(msgspec.structs.asdict(entry), ClassPolicy)
-
-
-def judge_attempt(ending: Ending) -> Evidence | None:
-    """What an attempt says about its replica; None when it says nothing."""
-    if ending.outcome in FAULTS:
-        return Evidence.FAULT
-    if ending.outcome is Outcome.OVERLOADED:
-        return Evidence.OVERLOAD
-    if ending.outcome is Outcome.COMPLETED and ending.status is not None:
-        return classify_status(ending.status, retry_after=ending.status == 503)
-    return None

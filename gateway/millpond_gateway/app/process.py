@@ -121,7 +121,7 @@ class GatewayProcess:
         self._vitals.draining = True
         self.relay.draining = True
         _log.info("draining", open_requests=self.relay.num_requests, grace_seconds=options.grace_seconds)
-        await asyncio.sleep(options.drain_delay_seconds)
+        await self._accept_latecomers(options.drain_delay_seconds)
         if self._server is not None:
             self._server.close()
         self.relay.begin_drain()
@@ -129,6 +129,17 @@ class GatewayProcess:
             async with asyncio.timeout(options.grace_seconds):
                 await self.relay.deserted.wait()
         _log.info("drained", cut_requests=self.relay.num_requests)
+
+    async def _accept_latecomers(self, delay: float) -> None:
+        """Accept until no connection came for `delay` seconds, at most five times as long.
+
+        Nobody tells a leaving pod when the last node has stopped sending it connections; a fixed wait either loses
+        some on a busy cluster or holds up every rollout.
+        """
+        now = self.relay.now
+        started = now()
+        while (left := min(max(self.relay.last_client_at, started) + delay, started + 5 * delay) - now()) > 0:
+            await asyncio.sleep(left)
 
     async def stop(self) -> bool:
         """End everything at once; True when a part that must never end had failed."""
@@ -201,7 +212,12 @@ class GatewayProcess:
     def _load_static(self) -> None:
         options = self._options
         parsed = [
-            parse_static(flag, policy=Policy(options.routing), price_of_recompute=options.price_of_recompute)
+            parse_static(
+                flag,
+                policy=Policy(options.routing),
+                price_of_recompute=options.price_of_recompute,
+                weights=options.weights,
+            )
             for flag in options.static
         ]
         self.world.set_pools([pool for pool, _ in parsed], source=_STATIC)
@@ -279,6 +295,11 @@ class GatewayProcess:
         endpoints = [e for views in self.world.snapshot.endpoints.values() for e in views]
         self.relay.connections.forget(frozenset(make_key(endpoint) for endpoint in endpoints))
         self._count_endpoints()
+        for name, state in self.fleet.pools.items():
+            self._metrics.ejection_capped.labels(name).set(float(state.verdict.capped))
+        self._metrics.index_tokens.pools = {
+            name: state.router.index.totals for name, state in self.fleet.pools.items()
+        }
 
     def _count_endpoints(self) -> None:
         for pool, views in self.world.snapshot.endpoints.items():
@@ -296,9 +317,14 @@ class GatewayProcess:
         if record.outcome is Outcome.REFUSED:
             self._metrics.observe_refusal(record.reason)
         if record.model:
-            self._metrics.observe(record, pool)
+            state = self.fleet.pools.get(pool)
+            self._metrics.observe(record, pool, state.spec.pricing if state is not None else None)
         if self._access is not None:
             self._access.write(record, pool)
+
+    def make_metrics_text(self) -> str:
+        """Prometheus text of everything counted so far."""
+        return self._metrics.render().decode()
 
     # The admin thread.
 

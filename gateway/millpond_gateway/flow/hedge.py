@@ -6,9 +6,14 @@ hedged; never while the pool is saturated; at most 2 % of requests (Dean, Barros
 
 from __future__ import annotations
 
+from collections import deque
 from enum import StrEnum
 
 import msgspec
+
+_MIN_PREDICTION_SECONDS = 0.05
+"""Below it a prediction says no more than that the first token comes at once."""
+_RENEW_AFTER = 32
 
 
 class HedgeReason(StrEnum):
@@ -34,6 +39,31 @@ class HedgeView(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     pool_saturated: bool
     num_other_candidates: int
+
+
+class LatenessBook:
+    """How much later first tokens come than predicted: the 99th percentile of recent ratios."""
+
+    def __init__(self, *, size: int = 512, min_samples: int = 100) -> None:
+        self._ratios: deque[float] = deque(maxlen=size)
+        self._min_samples = min_samples
+        self._p99: float | None = None
+        self._num_since = 0
+
+    def note(self, *, predicted_seconds: float, seconds: float) -> None:
+        """Take one measured time to first token."""
+        self._ratios.append(seconds / max(predicted_seconds, _MIN_PREDICTION_SECONDS))
+        self._num_since += 1
+        if len(self._ratios) >= self._min_samples and (self._p99 is None or self._num_since >= _RENEW_AFTER):
+            ordered = sorted(self._ratios)
+            self._p99 = ordered[min(int(len(ordered) * 0.99), len(ordered) - 1)]
+            self._num_since = 0
+
+    def predict_p99(self, predicted_seconds: float) -> float | None:
+        """Seconds that 99 of 100 such requests stay below; None before enough was measured."""
+        if self._p99 is None:
+            return None
+        return self._p99 * max(predicted_seconds, _MIN_PREDICTION_SECONDS)
 
 
 class HedgeBudget:

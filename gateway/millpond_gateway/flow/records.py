@@ -113,6 +113,8 @@ class FlowSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Target of a class that names none."""
     starvation_seconds: float = 10.0
     """A held request older than this is served ahead of higher bands, in at least every fourth turn."""
+    hedge_percent: float = 2.0
+    """Share of requests that may get a second attempt; 0 gives none."""
     quantum_tokens: int = 2048
     """Uncached tokens a tenant of weight 1 may send per round."""
 

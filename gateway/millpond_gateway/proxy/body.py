@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from millpond_common.contract.openai import ApiError, ErrorCode
+from millpond_gateway.proxy.hidden import must_ask
 
 _OPTIONAL_RAW: Final = msgspec.Raw(b"null")
 
@@ -17,6 +18,7 @@ _OPTIONAL_RAW: Final = msgspec.Raw(b"null")
 class _Body(msgspec.Struct, gc=False):
     model: str | None = None
     stream: bool | None = None
+    stream_options: msgspec.Raw = _OPTIONAL_RAW
     messages: msgspec.Raw = _OPTIONAL_RAW
     prompt: msgspec.Raw = _OPTIONAL_RAW
     tools: msgspec.Raw = _OPTIONAL_RAW
@@ -44,6 +46,8 @@ class ParsedBody(msgspec.Struct, frozen=True, gc=False):
     cache_salt: str
     service_tier: str
     num_bytes: int
+    hides_usage: bool = False
+    """A stream whose usage the client did not ask for."""
 
 
 _DECODER: Final = msgspec.json.Decoder(_Body)
@@ -74,6 +78,7 @@ def parse_body(body: bytes) -> ParsedBody | ApiError:
         cache_salt=read.cache_salt or "",
         service_tier=read.service_tier or "",
         num_bytes=len(body),
+        hides_usage=bool(read.stream) and must_ask(read.stream_options),
     )
 
 

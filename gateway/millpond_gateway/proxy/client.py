@@ -202,10 +202,7 @@ class ClientConnection(asyncio.Protocol):
         """Enforce the deadlines of this connection and of its request."""
         settings = self._relay.settings
         age = now - self._since
-        if self._half_closed and self._transport is not None and has_left(self._transport):
-            self.abort()
-            return
-        if self._paused_at is not None and now - self._paused_at > settings.stalled_client_seconds:
+        if self._has_gone(now):
             self.abort()
         elif self._exchange is not None:
             self._exchange.check(now, paused=self._paused_at is not None)
@@ -220,6 +217,13 @@ class ClientConnection(asyncio.Protocol):
                 self._refuse(ApiError(ErrorCode.REQUEST_TIMEOUT, "the request head did not arrive in time"))
         elif age > settings.client_idle_seconds:
             self.close()
+
+    def _has_gone(self, now: float) -> bool:
+        """The client reset the half it had left open, or has read nothing for too long."""
+        if self._half_closed and self._transport is not None and has_left(self._transport):
+            return True
+        stalled = self._relay.settings.stalled_client_seconds
+        return self._paused_at is not None and now - self._paused_at > stalled
 
     def shut_down(self) -> None:
         """End an open request because the grace is over."""

@@ -42,8 +42,12 @@ class Outcome(StrEnum):
     IDLE_DEADLINE = "IdleDeadline"
     TOTAL_DEADLINE = "TotalDeadline"
     SHUTDOWN = "Shutdown"
+    HEDGE_LOST = "HedgeLost"
+    """Another attempt of the same request answered first."""
 
 
+HEDGE_WON, HEDGE_LOST = "Won", "Lost"
+"""What became of a second attempt."""
 DEADLINES = frozenset({Outcome.FIRST_BYTE_DEADLINE, Outcome.IDLE_DEADLINE, Outcome.TOTAL_DEADLINE})
 FAULTS = frozenset(
     {
@@ -93,6 +97,11 @@ class Target(msgspec.Struct, frozen=True):
     traffic_class: str = ""
     ttft_seconds: float | None = None
     """Target of the class: the engine is told how much of it is left."""
+    reserved_at: float = 0.0
+    predicted_seconds: float = 0.0
+    """Until the first token, as the choice saw it."""
+    cached_tokens: int = 0
+    prompt_tokens: int = 0
     debug: tuple[Header, ...] = ()
     """Score breakdown for the debug headers, made only when they are on."""
 
@@ -130,14 +139,23 @@ class Dispatcher(Protocol):
     def withdraw(self, call: Call, now: float) -> None:
         """The held request's client left: its waiter must not be called any more."""
 
-    def first_byte(self, target: Target, now: float) -> None:
+    def first_byte(self, call: Call, target: Target, now: float) -> None:
         """The engine's answer began."""
+
+    def is_late(self, call: Call, target: Target, now: float) -> bool:
+        """Whether a second attempt would be worth it, should the engine not have begun the first."""
+
+    def hedge(self, call: Call, target: Target, tried: frozenset[str], now: float) -> Target | None:
+        """Choose and reserve a second replica for a late attempt that has not begun; None for no."""
 
     def release(self, call: Call, target: Target, ending: Ending, now: float) -> None:
         """The attempt ended; called exactly once for each target."""
 
-    def finish(self, call: Call, record: Record, now: float) -> None:
-        """The request is over; called exactly once for each call that was submitted."""
+    def finish(self, call: Call, record: Record, now: float) -> Usage | None:
+        """The request is over; called exactly once for each call that was submitted.
+
+        Returns what it is taken to have used, counted by the engine or, where that told nothing, estimated.
+        """
 
     def note_epoch(self, target: Target, epoch: str, now: float) -> None:
         """An answer told the engine's epoch."""
@@ -177,6 +195,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     bytes_in: int
     bytes_out: int
     usage: Usage | None = None
+    estimated: bool = False
+    """The engine told no usage: what was seen of the answer stands for it."""
+    num_events: int = 0
+    """Events of a stream that came from the engine."""
+    hedged: str = ""
+    """HEDGE_WON or HEDGE_LOST; empty without a second attempt."""
+    sent: bool = False
+    """Some engine was sent the request."""
 
 
 class Observer(Protocol):

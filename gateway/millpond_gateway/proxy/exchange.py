@@ -8,140 +8,23 @@ deciding -> (held ->) connecting -> waiting -> relaying -> ended
 
 from __future__ import annotations
 
-import asyncio
-from enum import StrEnum
-from typing import TYPE_CHECKING
+import msgspec
 
 from millpond_common.contract.openai import ApiError, ErrorCode
 from millpond_gateway.proxy import headers
-from millpond_gateway.proxy.dispatch import DEADLINES, Call, Decision, Ending, Outcome, Record, Target
-from millpond_gateway.proxy.engine import AnswerHead, Breakage, EngineConnection
-from millpond_gateway.proxy.http1 import RequestHead
+from millpond_gateway.proxy.attempts import Attempts
+from millpond_gateway.proxy.dispatch import DEADLINES, Outcome, Target
+from millpond_gateway.proxy.engine import AnswerHead, Breakage
 from millpond_gateway.proxy.overload import is_overload
-from millpond_gateway.proxy.reply import Reply
+from millpond_gateway.proxy.phases import Phase, find_overdue
 from millpond_gateway.proxy.retry import Evidence, Verdict, decide_retry, name_evidence, name_outcome
-from millpond_gateway.routing.records import Usage
-
-if TYPE_CHECKING:
-    from millpond_gateway.proxy.relay import Relay
+from millpond_gateway.proxy.summary import make_record
 
 
-class Phase(StrEnum):
-    """Where a request is."""
-
-    HELD = "Held"
-    CONNECTING = "Connecting"
-    WAITING = "Waiting"
-    PROVING = "Proving"
-    RELAYING = "Relaying"
-    ENDED = "Ended"
-
-
-class Exchange:
+class Exchange(Attempts):
     """Owns the request from its last body byte to its last answered byte; `end` is the one finaliser."""
 
-    __slots__ = (
-        "_attempts",
-        "_body",
-        "_bytes_in",
-        "_call",
-        "_connection",
-        "_first_byte_at",
-        "_head",
-        "_kept_answer",
-        "_kept_body",
-        "_last_byte_at",
-        "_last_sent_at",
-        "_relay",
-        "_reply",
-        "_reused",
-        "_sent_at",
-        "_target",
-        "_task",
-        "_tried",
-        "_usage",
-        "phase",
-    )
-
-    def __init__(self, relay: Relay, reply: Reply, *, head: RequestHead, call: Call, body: bytes) -> None:
-        self._relay = relay
-        self._reply = reply
-        self._head = head
-        self._call = call
-        self._body, self._bytes_in = body, len(body)
-        self._target: Target | None = None
-        self._connection: EngineConnection | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._tried: frozenset[str] = frozenset()
-        self._attempts = 0
-        self._reused = False
-        self._kept_answer: AnswerHead | None = None
-        self._kept_body = b""
-        self._sent_at = self._last_byte_at = self._last_sent_at = call.arrived_at
-        self._first_byte_at: float | None = None
-        self._usage: Usage | None = None
-        self.phase = Phase.HELD
-
-    # Deciding.
-
-    def decide(self) -> None:
-        """Ask for a replica; the answer may come later."""
-        self.phase = Phase.HELD
-        decision = self._relay.dispatcher.submit(
-            self._call, self._tried, self._on_decision, self._relay.now()
-        )
-        if decision is not None:
-            self._on_decision(decision)
-
-    def _on_decision(self, decision: Decision) -> None:
-        if isinstance(decision, ApiError):
-            self._refuse(decision)
-            return
-        self._target = decision
-        self._attempts += 1
-        self._kept_answer = None
-        self._kept_body = b""
-        connection = self._relay.connections.take(decision.endpoint)
-        self._reused = connection is not None
-        if connection is not None:
-            self._send(connection)
-        else:
-            self._connect(decision)
-
-    def _connect(self, target: Target) -> None:
-        self.phase = Phase.CONNECTING
-        self._task = self._relay.spawn(self._open(target))
-
-    async def _open(self, target: Target) -> None:
-        try:
-            connection = await self._relay.connections.open(target.endpoint)
-        except OSError as error:
-            self._task = None
-            self._fail(Evidence.NOT_CONNECTED, f"no connection: {error}")
-            return
-        self._task = None
-        if self._target is target:
-            self._send(connection)
-        else:
-            connection.close()
-
-    def _send(self, connection: EngineConnection) -> None:
-        target = self._target
-        assert target is not None
-        self.phase = Phase.WAITING
-        self._connection = connection
-        self._sent_at = self._last_byte_at = self._relay.now()
-        head = headers.make_engine_head(
-            self._head,
-            host=target.endpoint.address.encode(),
-            body_bytes=len(self._body),
-            request_id=self._call.request_id.encode(),
-            tenant=self._call.caller.tenant.encode(),
-            traffic_class=target.traffic_class.encode(),
-            deadline_milliseconds=target.count_left_milliseconds(self._sent_at - self._call.arrived_at),
-            drop_authorization=bool(self._call.caller.tenant),
-        )
-        connection.send(self, head + self._body)
+    __slots__ = ()
 
     # The engine's answer.
 
@@ -169,11 +52,12 @@ class Exchange:
 
     def _begin_relay(self, now: float) -> None:
         self.phase = Phase.RELAYING
+        self._drop_hedge()
         self._drop_body()
         if self._first_byte_at is None:
             self._first_byte_at = now
         assert self._target is not None
-        self._relay.dispatcher.first_byte(self._target, now)
+        self._relay.dispatcher.first_byte(self._call, self._target, now)
 
     def on_data(self, data: bytes) -> None:
         """Pass bytes on at once."""
@@ -235,6 +119,8 @@ class Exchange:
     def _fail(self, evidence: Evidence, message: str, *, asked: bool = False) -> None:
         target = self._target
         assert target is not None
+        if evidence is not Evidence.ANSWER_BEGAN and self._stand_in(name_outcome(evidence)):
+            return
         verdict = decide_retry(
             evidence,
             attempts=self._attempts,
@@ -320,13 +206,19 @@ class Exchange:
     def check(self, now: float, *, paused: bool) -> None:
         """Enforce the deadlines and keep a silent stream alive."""
         settings = self._relay.settings
-        if now - self._call.arrived_at > settings.total_seconds:
-            self._give_up(Outcome.TOTAL_DEADLINE, f"no complete answer within {settings.total_seconds:g} s")
-        elif self.phase is Phase.WAITING and now - self._sent_at > settings.first_byte_seconds:
-            self._give_up(Outcome.FIRST_BYTE_DEADLINE, f"no answer within {settings.first_byte_seconds:g} s")
-        elif self.phase is Phase.RELAYING and not paused and now - self._last_byte_at > settings.idle_seconds:
-            self._give_up(Outcome.IDLE_DEADLINE, f"the answer stood still for {settings.idle_seconds:g} s")
-        elif settings.comment_seconds and self._call.body.stream and not paused:
+        overdue = find_overdue(
+            self.phase,
+            settings,
+            total_seconds=now - self._call.arrived_at,
+            sent_seconds=now - self._sent_at,
+            silent_seconds=now - self._last_byte_at,
+            paused=paused,
+        )
+        if overdue is not None:
+            self._give_up(*overdue)
+            return
+        self._look_for_hedge(now)
+        if settings.comment_seconds and self._call.body.stream and not paused:
             self._comment(now, settings.comment_seconds)
 
     def _comment(self, now: float, silence: float) -> None:
@@ -351,56 +243,36 @@ class Exchange:
         """Release, record and free everything, once."""
         if self.phase is Phase.ENDED:
             return
+        now = self._relay.now()
         if self.phase is Phase.HELD:
-            self._relay.dispatcher.withdraw(self._call, self._relay.now())
+            self._relay.dispatcher.withdraw(self._call, now)
         self.phase = Phase.ENDED
         traffic_class = self._target.traffic_class if self._target else ""
         endpoint = self._target.endpoint.pod if self._target else ""
         if self._task is not None:
             self._task.cancel()
             self._task = None
+        self._drop_hedge()
         self._usage = self._reply.find_usage()
         self._release(outcome)
         self._drop_body()
-        record = self._make_record(outcome, reason, traffic_class, endpoint)
-        self._relay.dispatcher.finish(self._call, record, self._relay.now())
-        self._relay.on_exchange_end(self, record)
-
-    def _release(self, outcome: Outcome) -> None:
-        target, self._target = self._target, None
-        if target is not None:
-            status = self._kept_answer.status if self._kept_answer else self._reply.status or None
-            ending = Ending(outcome=outcome, status=status, usage=self._usage)
-            self._relay.dispatcher.release(self._call, target, ending, self._relay.now())
-
-    def _cancel_connection(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.cancel()
-
-    def _drop_body(self) -> None:
-        if self._body:
-            self._relay.give_body_back(len(self._body))
-            self._body = b""
-
-    def _make_record(self, outcome: Outcome, reason: str, traffic_class: str, endpoint: str) -> Record:
-        first = self._first_byte_at
-        return Record(
-            request_id=self._call.request_id,
-            method=self._head.method.decode("latin-1"),
-            path=self._call.path,
-            model=self._call.body.model,
-            tenant=self._call.caller.tenant,
+        record = make_record(
+            self._call,
+            self._reply,
+            method=self._head.method,
             traffic_class=traffic_class,
             endpoint=endpoint,
-            status=self._reply.status,
             outcome=outcome,
             reason=reason,
-            stream=self._call.body.stream,
             attempts=self._attempts,
-            seconds=self._relay.now() - self._call.arrived_at,
-            first_byte_seconds=first - self._call.arrived_at if first is not None else None,
+            seconds=now - self._call.arrived_at,
+            first_byte_at=self._first_byte_at,
             bytes_in=self._bytes_in,
-            bytes_out=self._reply.bytes_out,
             usage=self._usage,
+            sent=self._sent,
+            hedged=self._hedged,
         )
+        settled = self._relay.dispatcher.finish(self._call, record, now)
+        if settled is not None and record.usage is None:
+            record = msgspec.structs.replace(record, usage=settled, estimated=True)
+        self._relay.on_exchange_end(self, record)

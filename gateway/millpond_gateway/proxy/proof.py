@@ -49,11 +49,26 @@ async def find_evidence(
 async def _ask(
     connections: Connections, target: Target, request_id: str, epoch: str, *, timeout_seconds: float
 ) -> Evidence:
+    told = await _fetch_state(connections, target, request_id, timeout_seconds=timeout_seconds)
+    denied = told is not None and told.phase == "Unknown" and told.epoch == epoch
+    return Evidence.NOT_STARTED if denied else Evidence.UNPROVEN
+
+
+async def is_waiting(
+    connections: Connections, target: Target, request_id: str, *, timeout_seconds: float
+) -> bool:
+    """Whether an engine says that a request it was sent waits and has not begun."""
+    told = await _fetch_state(connections, target, request_id, timeout_seconds=timeout_seconds)
+    return told is not None and told.phase == "Waiting"
+
+
+async def _fetch_state(
+    connections: Connections, target: Target, request_id: str, *, timeout_seconds: float
+) -> RequestState | None:
     path = f"/v1/requests/{quote(request_id, safe='')}"
     try:
         answer = await fetch(connections, target.endpoint, path, timeout_seconds=timeout_seconds)
         told = msgspec.json.decode(answer.body, type=RequestState)
     except (OSError, msgspec.MsgspecError):
-        return Evidence.UNPROVEN
-    denied = answer.head.status == 200 and told.phase == "Unknown" and told.epoch == epoch
-    return Evidence.NOT_STARTED if denied else Evidence.UNPROVEN
+        return None
+    return told if answer.head.status == 200 else None

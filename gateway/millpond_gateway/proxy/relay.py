@@ -15,9 +15,10 @@ from millpond_gateway.proxy.client import ClientConnection
 from millpond_gateway.proxy.connections import Connections
 from millpond_gateway.proxy.dispatch import Call, Caller, Dispatcher, Observer, Outcome, Record, Target
 from millpond_gateway.proxy.exchange import Exchange
+from millpond_gateway.proxy.hedged import HedgedExchange
 from millpond_gateway.proxy.http1 import RequestHead
 from millpond_gateway.proxy.models import make_model_answer
-from millpond_gateway.proxy.proof import find_evidence
+from millpond_gateway.proxy.proof import find_evidence, is_waiting
 from millpond_gateway.proxy.reply import Reply
 from millpond_gateway.proxy.retry import Evidence
 from millpond_gateway.proxy.settings import RelaySettings
@@ -48,6 +49,8 @@ class Relay:
         self.deserted = asyncio.Event()
         """No client is connected."""
         self.deserted.set()
+        self.last_client_at = self.now()
+        """When the newest connection came."""
         self.num_requests = 0
         self.buffered_bytes = 0
         self._clients: set[ClientConnection] = set()
@@ -70,6 +73,7 @@ class Relay:
     def on_client(self, client: ClientConnection) -> bool:
         """Register a connection; False when there are too many."""
         self._clients.add(client)
+        self.last_client_at = self.now()
         self.deserted.clear()
         return len(self._clients) <= self.settings.max_connections
 
@@ -145,14 +149,15 @@ class Relay:
         """Begin a complete request; None when it is answered already."""
         request_id = self.choose_request_id(head)
         close = not head.keep_alive or self.draining or pipelined
+        parsed = parse_body(body) if head.path in FORWARDED else _NO_BODY
         reply = Reply(
             transport,
             request_id=request_id,
             http_1_1=head.http_1_1,
             close=close,
             without_body=head.method == b"HEAD",
+            hides_usage=self.settings.hidden_usage and isinstance(parsed, ParsedBody) and parsed.hides_usage,
         )
-        parsed = parse_body(body) if head.path in FORWARDED else _NO_BODY
         self._counter += 1
         call = Call(
             id=f"{self._counter:x}",
@@ -166,7 +171,7 @@ class Relay:
         )
         if head.path in FORWARDED and isinstance(parsed, ParsedBody):
             self.num_requests += 1
-            exchange = Exchange(self, reply, head=head, call=call, body=body)
+            exchange = HedgedExchange(self, reply, head=head, call=call, body=body)
             self._owners[exchange] = (client, reply)
             return exchange
         self.give_body_back(len(body))
@@ -222,6 +227,12 @@ class Relay:
     async def find_evidence(self, target: Target, request_id: str) -> Evidence:
         """Ask whether a broken engine had started a request."""
         return await find_evidence(
+            self.connections, target, request_id, timeout_seconds=self.settings.proof_seconds
+        )
+
+    async def is_waiting(self, target: Target, request_id: str) -> bool:
+        """Whether an engine says that it has not begun a request; False when it does not say."""
+        return await is_waiting(
             self.connections, target, request_id, timeout_seconds=self.settings.proof_seconds
         )
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from millpond_common.contract.openai import ApiError
 from millpond_gateway.proxy import headers
 from millpond_gateway.proxy.engine import AnswerHead
+from millpond_gateway.proxy.hidden import UsageFilter
 from millpond_gateway.proxy.http1 import Header
 from millpond_gateway.proxy.sse import COMMENT, StreamTail
 from millpond_gateway.routing.records import Usage
@@ -24,6 +25,7 @@ class Reply:
     __slots__ = (
         "_chunked",
         "_close",
+        "_filter",
         "_http_1_1",
         "_is_stream",
         "_out",
@@ -36,6 +38,7 @@ class Reply:
         "clean",
         "early",
         "ended",
+        "num_events",
         "status",
     )
 
@@ -47,7 +50,11 @@ class Reply:
         http_1_1: bool,
         close: bool,
         without_body: bool = False,
+        hides_usage: bool = False,
     ) -> None:
+        self._filter = UsageFilter() if hides_usage else None
+        self.num_events = 0
+        """Events of the stream so far: about as many as tokens."""
         self._transport = transport
         self._request_id = request_id
         self._http_1_1 = http_1_1
@@ -74,7 +81,7 @@ class Reply:
     @property
     def at_boundary(self) -> bool:
         """No event is half sent."""
-        return self._tail.at_boundary
+        return self._tail.at_boundary if self._filter is None else self._filter.at_boundary
 
     @property
     def is_stream(self) -> bool:
@@ -130,11 +137,16 @@ class Reply:
 
     def write(self, data: bytes) -> None:
         """Pass bytes of the engine's answer on; they leave with the next `flush`, at the end of the read."""
-        if self._is_stream:
-            self._tail.feed(data)
-        else:
+        if not self._is_stream:
             self._tail.feed_plain(data)
-        self._write(data)
+            self._write(data)
+            return
+        self._tail.feed(data)
+        self.num_events += data.count(b"\n\n")
+        if self._filter is not None:
+            data = self._filter.feed(data)
+        if data:
+            self._write(data)
 
     def _write(self, data: bytes) -> None:
         self.bytes_out += len(data)
@@ -156,6 +168,8 @@ class Reply:
     def end(self) -> None:
         """The answer is complete."""
         self.ended = self.clean = True
+        if self._filter is not None and (rest := self._filter.take_rest()):
+            self._write(rest)
         if self._chunked:
             self._out.append(b"0\r\n\r\n")
         self.flush()

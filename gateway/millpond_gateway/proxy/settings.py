@@ -52,5 +52,7 @@ class RelaySettings:
     """Engines asked for one request, the first included."""
     max_overload_answer_bytes: int = 65_536
     """Body of an overload answer that is kept while another replica is asked."""
+    hidden_usage: bool = True
+    """Ask engines for the usage of streams whose clients did not, and keep it from those clients."""
     expose_decisions: bool = False
     """Answer with the replica and the score breakdown in debug headers."""

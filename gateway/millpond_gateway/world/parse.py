@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -50,6 +51,7 @@ def parse_pool(obj: Object) -> PoolView | None:
         cold_start_hold_seconds=_parse_hold(spec, start_seconds),
         may_be_zero=(spec.get("scaling") or {}).get("minReplicas") == 0,
         start_seconds=start_seconds,
+        revision_weights=parse_weights((metadata.get("annotations") or {}).get(labels.REVISION_WEIGHTS, "")),
         created_at=_parse_time(metadata.get("creationTimestamp")),
         deleting="deletionTimestamp" in metadata,
     )
@@ -109,6 +111,22 @@ def _parse_start(obj: Object) -> float | None:
     """Start time the operator measured, from the pool's status."""
     seconds = ((obj.get("status") or {}).get("scaling") or {}).get("startSeconds")
     return float(seconds) if seconds is not None else None
+
+
+def parse_weights(text: str) -> dict[str, float]:
+    """Weights by revision from `REVISION=WEIGHT[,...]`.
+
+    Raises:
+        ValueError: it is written in another way, or a weight is no finite number from 0 on.
+    """
+    weights: dict[str, float] = {}
+    for entry in filter(None, text.replace(" ", "").split(",")):
+        revision, separator, weight = entry.partition("=")
+        number = float(weight) if separator else math.nan
+        if not revision or not math.isfinite(number) or number < 0:
+            raise ValueError(f"{entry!r}: write REVISION=WEIGHT, for example 5f7c9=90")
+        weights[revision] = number
+    return weights
 
 
 def _parse_time(text: str | None) -> int:

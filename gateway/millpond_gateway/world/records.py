@@ -58,6 +58,8 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     """Something starts a replica when a request comes."""
     start_seconds: float | None = None
     """Measured time to start a replica; None until one was."""
+    revision_weights: dict[str, float] = {}
+    """Shares of new requests by revision; empty: all revisions share by load."""
     created_at: int = 0
     """Unix time."""
     deleting: bool = False
@@ -76,6 +78,9 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     cordoned: bool = False
     static: bool = False
     """From a flag: readiness is what the engine itself answers."""
+    events: str | None = None
+    """Where a static replica publishes its KV events, `tcp://HOST:PORT`."""
+    replay: str | None = None
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,11 +1,19 @@
-"""Endpoints from flags: `--static NAME=URL[,URL...]`, for use without Kubernetes."""
+"""Endpoints from flags: `--static NAME=URL[,URL...]`, for use without Kubernetes.
+
+A URL may carry a query: `events` and `replay`, where the engine publishes its KV events and answers for missed ones
+(`HOST:PORT`, or a port of the same host), and `revision`, which `--weights` may name.
+"""
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
+from collections.abc import Iterable
+from urllib.parse import parse_qs, urlsplit
 
 from millpond_gateway.routing.records import Policy
+from millpond_gateway.world.parse import parse_weights
 from millpond_gateway.world.records import PoolView, Replica
+
+_QUERY = frozenset({"events", "replay", "revision"})
 
 
 class StaticError(ValueError):
@@ -13,12 +21,16 @@ class StaticError(ValueError):
 
 
 def parse_static(
-    flag: str, *, policy: Policy = Policy.AUTO, price_of_recompute: float = 5.0
+    flag: str,
+    *,
+    policy: Policy = Policy.AUTO,
+    price_of_recompute: float = 5.0,
+    weights: Iterable[str] = (),
 ) -> tuple[PoolView, tuple[Replica, ...]]:
-    """One pool and its replicas.
+    """One pool and its replicas; `weights` are those of all pools, `NAME=REVISION=WEIGHT[,...]`.
 
     Raises:
-        StaticError: the flag has another form.
+        StaticError: a flag has another form.
     """
     name, separator, addresses = flag.partition("=")
     urls = [url for url in addresses.split(",") if url]
@@ -27,13 +39,61 @@ def parse_static(
     replicas = tuple(_make_replica(name, url) for url in urls)
     if len({replica.uid for replica in replicas}) < len(replicas):
         raise StaticError(f"{flag!r}: the same address twice")
-    return PoolView(name=name, model=name, policy=policy, price_of_recompute=price_of_recompute), replicas
+    pool = PoolView(
+        name=name,
+        model=name,
+        policy=policy,
+        price_of_recompute=price_of_recompute,
+        revision_weights=_find_weights(name, weights, {replica.revision for replica in replicas}),
+    )
+    return pool, replicas
+
+
+def _find_weights(pool: str, flags: Iterable[str], revisions: set[str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for flag in flags:
+        name, _, text = flag.partition("=")
+        try:
+            weights = parse_weights(text)
+        except ValueError as error:
+            raise StaticError(f"{flag!r}: {error}") from error
+        if name == pool:
+            found |= weights
+    if unknown := found.keys() - revisions:
+        raise StaticError(
+            f"no address of {pool} has revision {min(unknown)!r}: write http://HOST:PORT?revision=..."
+        )
+    return found
 
 
 def _make_replica(pool: str, url: str) -> Replica:
     parts = urlsplit(url if "://" in url else f"http://{url}")
-    if parts.scheme != "http" or not parts.hostname or parts.path not in {"", "/"}:
-        raise StaticError(f"{url!r}: write http://HOST:PORT; TLS towards engines is not served")
+    query = {key: values[-1] for key, values in parse_qs(parts.query, keep_blank_values=True).items()}
+    if parts.scheme != "http" or not parts.hostname or parts.path not in {"", "/"} or query.keys() - _QUERY:
+        raise StaticError(
+            f"{url!r}: write http://HOST:PORT[?events=PORT&replay=PORT&revision=NAME]; TLS towards engines is not served"
+        )
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     address = f"{host}:{parts.port or 80}"
-    return Replica(uid=address, pod=address, pool=pool, address=address, static=True)
+    return Replica(
+        uid=address,
+        pod=address,
+        pool=pool,
+        address=address,
+        revision=query.get("revision", ""),
+        static=True,
+        events=_make_event_address(host, query.get("events")),
+        replay=_make_event_address(host, query.get("replay")),
+    )
+
+
+def _make_event_address(host: str, text: str | None) -> str | None:
+    """ZeroMQ address from a port of the engine's host or a `HOST:PORT`."""
+    if text is None:
+        return None
+    address = text.removeprefix("tcp://")
+    address = address if ":" in address else f"{host}:{address}"
+    port = address.rpartition(":")[2]
+    if not port.isdigit() or not 0 < int(port) <= 65_535:
+        raise StaticError(f"{text!r}: write a port, or HOST:PORT, of the engine's KV events")
+    return f"tcp://{address}"
