@@ -81,6 +81,17 @@ def test_op_074_any_release_name_and_namespace_installs(site: Site) -> None:
     site.kube.delete("millpond.dev/v1alpha1", "InferencePool", "pool")
 
 
+def test_op_084_pools_are_read_and_listed_while_no_operator_runs(site: Site) -> None:
+    site.install("foo", "bar")
+    site.cluster.kubectl(
+        "wait", "--for=condition=Established", "--timeout=30s", "crd/inferencepools.millpond.dev"
+    )
+    assert site.kube.get("apps/v1", "Deployment", "foo-millpond-operator", "bar")["spec"]["replicas"] == 0
+    Kube(site.cluster.kubeconfig).create(make_pool(replicas=1))
+    for command in (("get", "mpool"), ("get", "mpool", "pool", "-o", "wide"), ("describe", "mpool", "pool")):
+        assert "pool" in site.cluster.kubectl("-n", "default", *command)
+
+
 def test_op_075_uninstall_ends_and_leaves_the_crd_and_the_pools(site: Site) -> None:
     site.install("foo", "bar")
     Kube(site.cluster.kubeconfig).create(make_pool(replicas=1))

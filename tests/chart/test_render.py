@@ -157,6 +157,19 @@ def test_scope_namespaces_asks_for_nothing_across_the_cluster(helm: Helm) -> Non
         assert rendered.of("Role")
 
 
+@pytest.mark.parametrize("values", MATRIX, ids=IDS)
+def test_op_080_op_081_op_082_op_083_nothing_needs_a_certificate(helm: Helm, values: Path | None) -> None:
+    """Rules live in the CRD and nothing converts, so no webhook refuses writes with an old or a missing CA."""
+    rendered = helm.template(values=values)
+    kinds = {found["kind"] for found in rendered.objects}
+    assert not kinds & {
+        "ValidatingWebhookConfiguration", "MutatingWebhookConfiguration", "APIService", "Certificate", "Issuer",
+    }  # fmt: skip
+    for crd in rendered.of("CustomResourceDefinition"):
+        assert crd["spec"].get("conversion", {"strategy": "None"})["strategy"] == "None"
+    assert "caBundle" not in str(rendered.objects)
+
+
 def test_op_078_default_images_carry_the_version_of_the_chart(helm: Helm) -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     assert chart["version"] == chart["appVersion"] == __version__

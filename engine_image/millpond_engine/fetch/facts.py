@@ -93,7 +93,7 @@ def _count_safetensors(path: Path) -> int | None:
             if not 0 < length <= MAX_HEADER_BYTES:
                 return None
             header = json.loads(file.read(length))
-        return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+        return sum(int(math.prod(entry["shape"])) for name, entry in header.items() if name != "__metadata__")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

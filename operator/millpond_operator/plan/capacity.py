@@ -62,8 +62,8 @@ def compute_capacity(
         claimed = (claims or {}).get(label)
         if claimed is not None:
             fitting[label] = sum(_count_claimed(room, asked, claimed) for room in usable)
-            most = max((claimed.free.get(room.name, 0) for room in usable), default=0)
-            free[f"devices of class {claimed.need.class_name}"] = str(most)
+            devices = max((claimed.free.get(room.name, 0) for room in usable), default=0)
+            free[f"devices of class {claimed.need.class_name}"] = str(devices)
         elif not role.resources.claims:
             fitting[label] = sum(_count_fitting(room, asked) for room in usable)
         for resource in {**role.resources.limits, **role.resources.requests}:

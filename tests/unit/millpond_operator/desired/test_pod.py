@@ -89,6 +89,13 @@ def test_op_097_what_fetching_needs_reaches_the_fetch_step_only() -> None:
     assert "HTTPS_PROXY" not in {variable["name"] for variable in engine["env"]}
 
 
+def test_op_076_pods_wait_for_no_controller_but_kubernetes_own() -> None:
+    """So an upgrade, or an operator that is away, leaves none of them stuck."""
+    spec = render(model={"source": "hf://owner/repo"}).template["spec"]
+    assert not {"schedulingGates", "readinessGates", "schedulerName"} & spec.keys()
+    assert "finalizers" not in render().template["metadata"]
+
+
 def test_a_template_adds_and_the_operators_parts_stay() -> None:
     template = {
         "metadata": {"labels": {"team": "search"}, "annotations": {"note": "x"}},
