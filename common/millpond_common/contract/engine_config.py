@@ -58,6 +58,14 @@ class KvCacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ren
     """Host tier for swapped sequences and, later, offloaded prefixes."""
 
 
+class PriceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """What a device costs, for the metric `cost_total`."""
+
+    per_device_hour: float | None = None
+    """Absent: no cost is reported."""
+    currency: str = "USD"
+
+
 class AdapterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """One LoRA adapter served beside the base model."""
 
@@ -84,6 +92,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rena
     scheduling: SchedulingConfig = SchedulingConfig()
     adapters: tuple[AdapterConfig, ...] = ()
     drain_seconds: int = 300
+    price: PriceConfig = PriceConfig()
     block_key_seed: int = 0
     """Seed of the routing key; equal for gateway and engines of a pool."""
 

@@ -63,6 +63,7 @@ WAIT_REASONS = ("Capacity", "TenantCap", "ClassGate", "KvLoad", "AdapterLoad", "
 BLOCK_STATES = ("free", "cached", "in_use")
 EVICTION_REASONS = ("Capacity", "TenantShare", "Reset")
 PREEMPTION_MODES = ("recompute", "swap", "reject")
+PREEMPTION_REASONS = ("Capacity", "Class")
 PROMPT_SOURCES = ("computed", "cached_device", "cached_lower", "remote")
 GPU_PHASES = ("prefill", "decode")
 STEP_PARTS = ("plan", "launch", "wait", "update")
@@ -137,9 +138,19 @@ def make_engine_families() -> dict[str, Family]:
         _gauge("num_requests_waiting", "Requests not in the batch.", *who, "reason"),
         _gauge("oldest_waiting_seconds", "Age of the oldest waiting request.", "class"),
         _gauge("kv_num_blocks", "Blocks of a tier; states sum to its size.", "tier", "state"),
+        _gauge(
+            "kv_tenant_num_blocks",
+            "Blocks by who computed them; a shared block counts once.",
+            "tenant",
+            "tier",
+            "state",
+        ),
         _gauge("num_leaked_blocks", "Blocks nobody owns; anything but 0 is a defect."),
         _counter("prefix_cache_query_tokens_total", "Prompt tokens looked up.", *who),
         _counter("prefix_cache_hit_tokens_total", "Prompt tokens found.", *who, "tier"),
+        _counter(
+            "kv_block_seconds_total", "Seconds that requests held blocks of the device, times blocks.", *who
+        ),
         _counter("evicted_blocks_total", "Cached blocks dropped.", "tenant", "tier", "reason"),
         _counter("preemptions_total", "Preemptions.", *who, "mode", "reason"),
         _counter("recomputed_tokens_total", "Tokens computed again.", *who, "reason"),

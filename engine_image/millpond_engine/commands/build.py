@@ -47,7 +47,10 @@ def make_context(
     limits = limits or ServerLimits()
     settings = settings or LoopSettings()
     recorder = Recorder(
-        config.scheduling, max_model_tokens=config.max_model_tokens, num_devices=config.tensor_parallel_size
+        config.scheduling,
+        max_model_tokens=config.max_model_tokens,
+        num_devices=config.tensor_parallel_size,
+        price=config.price,
     )
     epoch = make_epoch()
     publisher = None if events is None else _make_publisher(config, events, epoch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,8 @@ HELP = {
     "scheduling.tenants": "tenants and their shares",
     "adapters": "LoRA adapters served beside the base model",
     "drainSeconds": "time that open requests get on SIGTERM or /drain",
+    "price.perDeviceHour": "what one device costs an hour; names the metric cost_total",
+    "price.currency": "currency of that price",
     "blockKeySeed": "seed of the routing key in KV events; equal in gateway and engines",
 }
 """One line per key, by its path in the file."""
@@ -92,8 +95,8 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
         options["help"] = f"{HELP[key.name]}{shown}".replace("%", "%%")
         if get_origin(kind) is Literal:
             options["choices"] = get_args(kind)
-        elif kind is int:
-            options |= {"type": int, "metavar": "N"}
+        elif kind in (int, float):
+            options |= {"type": kind, "metavar": "N"}
         elif get_origin(kind) is tuple:
             options |= {"type": _parse_json, "metavar": "JSON"}
         else:
@@ -138,6 +141,13 @@ def check_config(config: EngineConfig) -> None:
             raise ConfigError(f"engine configuration: {name} is {value}; it must be at least 1")
     if config.drain_seconds < 0:
         raise ConfigError("engine configuration: drainSeconds must not be negative")
+    price = config.price.per_device_hour
+    if price is not None and not 0 <= price < float("inf"):
+        raise ConfigError(
+            f"engine configuration: price.perDeviceHour is {price}; it must be a number from 0 up"
+        )
+    if not re.fullmatch(r"[A-Za-z]{1,16}", config.price.currency):
+        raise ConfigError("engine configuration: price.currency must be 1 to 16 letters, as USD")
     if not 1 <= config.kv_cache.device_percent <= 100:
         raise ConfigError("engine configuration: kvCache.devicePercent must be between 1 and 100")
     for name, items in (("classes", config.scheduling.classes), ("tenants", config.scheduling.tenants)):

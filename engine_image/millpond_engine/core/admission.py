@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from millpond_engine.core.blocks import count_blocks
 from millpond_engine.core.builder import PlanBuilder
-from millpond_engine.core.coming import ComingBlocks
-from millpond_engine.core.forecast import Forecast, is_due_a_guarantee
-from millpond_engine.core.preemption import CLASS, get_victim_key, list_victims, preempt
-from millpond_engine.core.room import schedule_chunk
+from millpond_engine.core.forecast import ComingBlocks, Forecast, is_due_a_guarantee
+from millpond_engine.core.limits import check_gates
+from millpond_engine.core.preemption import CLASS, get_victim_key, list_victims, preempt, schedule_chunk
 from millpond_engine.core.sequence import Group, Sequence
-from millpond_engine.core.shares import check_gates
 from millpond_engine.core.state import State
 from millpond_engine.records.request import WaitReason
 from millpond_engine.records.step import BlockMove
@@ -28,12 +26,16 @@ class Admission:
         self.builder = builder
         self.now = now
         self._size = state.capacity.block_tokens
-        self._forecast = Forecast(state)
-        self._coming = ComingBlocks(state)
+        self._look_again()
         self._deferred = False
         """The request just tried waits for a peer's prefix."""
         self._displaced = False
         """Others made way for the request just tried."""
+
+    def _look_again(self) -> None:
+        """Forget what was measured of the batch: somebody has left it."""
+        self._forecast = Forecast(self.state)
+        self._coming = ComingBlocks(self.state)
 
     def run(self) -> None:
         """Go through the queue in the policy's order."""
@@ -107,7 +109,7 @@ class Admission:
         if self._deferred or not self._forecast.fits(sequence, hit, needed):
             return False
         state.cache.retain(hit)
-        self._start(sequence, hit, computed)
+        self._start(sequence, hit, computed, len(hit))
         if source is not None:
             sequence.published, sequence.stale = min(source.published, len(hit)), source.stale
         if group.cached_tokens is None:
@@ -117,13 +119,13 @@ class Admission:
         self._schedule(sequence, self.builder.budget)
         return True
 
-    def _start(self, sequence: Sequence, table: list[int], computed: int) -> None:
+    def _start(self, sequence: Sequence, table: list[int], computed: int, num_shared: int) -> None:
         state, group = self.state, sequence.group
         if group.beam is not None and not group.running:
             group.spare_rows = [state.free_rows.pop() for _ in range(group.beam.width)]
         group.guaranteed = group.guaranteed or is_due_a_guarantee(state, group)
         state.start(sequence, table, computed)
-        sequence.shared = sequence.published = len(table)
+        sequence.shared = sequence.published = num_shared
         state.counters.recomputed_tokens += max(0, sequence.lost - computed)
         sequence.lost = 0
 
@@ -137,12 +139,10 @@ class Admission:
     def _look_up(self, sequence: Sequence) -> list[int]:
         """Cached blocks to start from; notes when a peer is computing the next one."""
         group, cache = sequence.group, self.state.cache
-        if not cache.enabled or (
-            group.sampling.num_prompt_logprobs is not None and not group.prompt_reported
-        ):
+        if not cache.enabled or group.wants_prompt_logprobs:
             return []
         tokens = sequence.tokens.tobytes() if sequence.num_output else group.prompt_bytes
-        hit = cache.lookup(group.namespace, tokens)
+        hit = cache.lookup(group.request.namespace, tokens)
         self._deferred = self._coming.includes(sequence, hit, tokens)
         return hit
 
@@ -166,8 +166,7 @@ class Admission:
             return False
         preempt(state, self.builder, min(victims, key=get_victim_key), CLASS, self.now)
         self._displaced = True
-        self._forecast.forget()
-        self._coming.forget()
+        self._look_again()
         return True
 
     def _swap_in(self, group: Group, sequences: list[Sequence]) -> bool:
@@ -181,7 +180,7 @@ class Admission:
         ):
             return False
         hits = {
-            s: state.cache.lookup(group.namespace, s.tokens.tobytes())[: s.computed // self._size]
+            s: state.cache.lookup(group.request.namespace, s.tokens.tobytes())[: s.computed // self._size]
             for s in sequences
         }
         kept = dict.fromkeys(block for blocks in hits.values() for block in blocks)
@@ -194,27 +193,20 @@ class Admission:
             return False
         for blocks in hits.values():
             state.cache.retain(blocks)
-        place = dict(zip(hosts, state.cache.allocate(len(hosts)), strict=True))
+        fresh = state.cache.allocate(len(hosts), group.account.owner)
+        place = dict(zip(hosts, fresh, strict=True))
         builder.swap_in += [BlockMove(device, host) for host, device in place.items()]
         state.host.release(group.host_blocks, builder.step)
         group.host_blocks = []
-        used: set[int] = set()
         for sequence in sequences:
-            self._start_swapped(sequence, hits[sequence], place, used)
+            hit = hits[sequence]
+            tail = [place[host] for host in sequence.host_table[len(hit) :]]
+            state.cache.retain(tail)
+            self._start(sequence, hit + tail, sequence.computed, len(hit))
+            sequence.host_table = []
+            if sequence.computed >= sequence.prompt_tokens:
+                sequence.ready_step = builder.step - 1
+        state.cache.release(fresh, None)  # every table has its own references now
         for number, sequence in enumerate(sequences, 1):
             self._schedule(sequence, builder.budget - (len(sequences) - number))
         return True
-
-    def _start_swapped(
-        self, sequence: Sequence, hit: list[int], place: dict[int, int], used: set[int]
-    ) -> None:
-        tail = [place[host] for host in sequence.host_table[len(hit) :]]
-        self.state.cache.retain(
-            block for block in tail if block in used
-        )  # the first user has the allocation's count
-        used.update(tail)
-        self._start(sequence, hit + tail, sequence.computed)
-        sequence.shared = sequence.published = len(hit)
-        sequence.host_table = []
-        if sequence.computed >= sequence.prompt_tokens:
-            sequence.ready_step = self.builder.step - 1

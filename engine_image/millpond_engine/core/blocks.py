@@ -9,6 +9,8 @@ leaves of a prefix tree before their parents.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 FREE = 0
 """The list of blocks without content."""
 SHARED = 1
@@ -24,15 +26,20 @@ def count_blocks(num_tokens: int, block_tokens: int) -> int:
 class BlockPool:
     """Owner of every block's life. Block ids are 0 .. num_blocks - 1."""
 
-    def __init__(self, num_blocks: int, num_cached_lists: int = 1) -> None:
+    def __init__(self, num_blocks: int, list_of_owner: Sequence[int] = (SHARED,)) -> None:
         self.num_blocks = num_blocks
         self.counts = [0] * num_blocks
         """References: entries in block tables plus leases."""
-        num_lists = 1 + num_cached_lists
+        num_lists = 1 + max(list_of_owner)
         self.sizes = [0] * num_lists
         self.num_cached = 0
         self.cached_weight = 0
         """Cached blocks weighted by recent reuse, 1 to 4 each."""
+        self.used_by = [0] * len(list_of_owner)
+        self.cached_by = [0] * len(list_of_owner)
+        """Used and cached blocks by who computed them; a block shared by several owners is the first one's."""
+        self._owner = [0] * num_blocks
+        self._list_of_owner = list_of_owner
         self._home = [FREE] * num_blocks
         self._weight = [1] * num_blocks
         self._age = [0] * num_blocks
@@ -58,11 +65,13 @@ class BlockPool:
         """Blocks with references."""
         return self.num_blocks - self.sizes[FREE] - self.num_cached
 
-    def take_free(self) -> int:
+    def take_free(self, owner: int) -> int:
         """Allocate one block from the free list, which must not be empty; its count becomes 1."""
         block = self._next[self.num_blocks + FREE]
         self._unlink(block, FREE)
         self.counts[block] = 1
+        self._owner[block] = owner
+        self.used_by[owner] += 1
         return block
 
     def retain(self, block: int) -> None:
@@ -70,6 +79,7 @@ class BlockPool:
         if self.counts[block] == 0:
             self._unlink(block, self._home[block])
             self._weight[block] = min(self._weight[block] + 1, _MAX_WEIGHT)
+            self.used_by[self._owner[block]] += 1
         self.counts[block] += 1
 
     def release(self, block: int) -> None:
@@ -78,11 +88,12 @@ class BlockPool:
         assert count >= 0, f"block {block} was released more often than retained"
         self.counts[block] = count
         if count == 0:
+            self.used_by[self._owner[block]] -= 1
             self._link(block, self._home[block])
 
-    def keep_content(self, block: int, cached_list: int) -> None:
+    def keep_content(self, block: int) -> None:
         """Make a used block's content findable: it becomes cached, not free, when released."""
-        self._home[block] = cached_list
+        self._home[block] = self._list_of_owner[self._owner[block]]
 
     def drop_content(self, block: int) -> None:
         """Undo `keep_content`; a cached block becomes free."""
@@ -127,6 +138,7 @@ class BlockPool:
             self._clock += 1
             self._age[block] = self._clock
             self.num_cached += 1
+            self.cached_by[self._owner[block]] += 1
             self.cached_weight += self._weight[block]
 
     def _unlink(self, block: int, number: int) -> None:
@@ -135,4 +147,38 @@ class BlockPool:
         self.sizes[number] -= 1
         if number != FREE:
             self.num_cached -= 1
+            self.cached_by[self._owner[block]] -= 1
             self.cached_weight -= self._weight[block]
+
+
+class HostPool:
+    """Host blocks of swapped sequences: a free list with fences, for a block read by a planned swap-in is free after that step."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._fences: dict[int, list[int]] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be allocated."""
+        return len(self._free)
+
+    def allocate(self, num_blocks: int) -> list[int]:
+        """Take blocks; the caller has checked `num_free`."""
+        return [self._free.pop() for _ in range(num_blocks)]
+
+    def release(self, blocks: list[int], fence: int | None) -> None:
+        """Give blocks back, at once or when a step has ended."""
+        if fence is None:
+            self._free += blocks
+        else:
+            self._fences.setdefault(fence, []).extend(blocks)
+
+    def end_step(self, step: int) -> None:
+        """The step is over."""
+        self._free += self._fences.pop(step, [])
+
+    def list_unused(self) -> list[int]:
+        """Free and fenced blocks (for checks)."""
+        return self._free + [block for blocks in self._fences.values() for block in blocks]

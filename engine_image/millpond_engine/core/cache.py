@@ -19,18 +19,20 @@ from millpond_engine.records.outputs import BlocksRemoved, BlocksStored, CacheCl
 class KvCache:
     """Blocks of the device: allocated, shared by prefix, fenced, evicted."""
 
-    def __init__(self, settings: SchedulerSettings, capacity: Capacity) -> None:
+    def __init__(
+        self, settings: SchedulerSettings, capacity: Capacity, owners: Iterable[tuple[str, str]]
+    ) -> None:
         limited = [rule for rule in settings.tenants if rule.max_cache_percent < 100]
         self.block_tokens = capacity.block_tokens
-        self.pool = BlockPool(capacity.num_blocks, SHARED + len(limited))
+        lists = {rule.name: number for number, rule in enumerate(limited, SHARED + 1)}
+        self.pool = BlockPool(capacity.num_blocks, [lists.get(tenant, SHARED) for _, tenant in owners])
         self.tree = PrefixTree(capacity.num_blocks, capacity.block_tokens)
         self.enabled = settings.prefix_cache
         self._record_events = settings.cache_events
-        self._limits = {
-            rule.name: (number, capacity.num_blocks * rule.max_cache_percent // 100)
-            for number, rule in enumerate(limited, SHARED + 1)
-        }
-        """By tenant: its own list of cached blocks, and how many it may hold."""
+        self._limits = [
+            (lists[rule.name], capacity.num_blocks * rule.max_cache_percent // 100) for rule in limited
+        ]
+        """Tenants' own lists of cached blocks, and how many each may hold."""
         self._fences: dict[int, list[int]] = {}
         self._events: list[CacheEvent] = []
         self.num_evicted = 0
@@ -49,13 +51,13 @@ class KvCache:
         for block in blocks:
             self.pool.retain(block)
 
-    def allocate(self, num_blocks: int) -> list[int]:
+    def allocate(self, num_blocks: int, owner: int) -> list[int]:
         """Take blocks, evicting cached content as needed; the caller has checked what the pool has."""
         blocks: list[int] = []
         for _ in range(num_blocks):
             if not self.pool.num_free:
                 self._evict()
-            blocks.append(self.pool.take_free())
+            blocks.append(self.pool.take_free(owner))
         return blocks
 
     def release(self, blocks: Sequence[int], fence: int | None) -> None:
@@ -84,7 +86,7 @@ class KvCache:
         self,
         table: list[int],
         tokens: array[int],
-        owner: tuple[Namespace, str],
+        namespace: Namespace,
         span: tuple[int, int],
         fence: int | None,
     ) -> int:
@@ -95,7 +97,6 @@ class KvCache:
         """
         first, last = span
         size, pool = self.block_tokens, self.pool
-        namespace, tenant = owner
         own = table[first:last]
         parent = table[first - 1] if first else None
         run = tokens[first * size : last * size]
@@ -107,7 +108,7 @@ class KvCache:
             and not pool.has_content(own[num_known - 1])
         ):
             num_known -= 1
-            pool.keep_content(own[num_known], self._limits.get(tenant, (SHARED, 0))[0])
+            pool.keep_content(own[num_known])
         if self._record_events and num_known < len(own):
             self._events.append(
                 BlocksStored(
@@ -140,7 +141,7 @@ class KvCache:
     def _evict(self) -> None:
         """Free the oldest cached block: of a tenant beyond its share if there is one, else of all."""
         sizes = self.pool.sizes
-        over = next((number for number, share in self._limits.values() if sizes[number] > share), None)
+        over = next((number for number, share in self._limits if sizes[number] > share), None)
         victim = self.pool.oldest_of_all() if over is None else self.pool.oldest(over)
         removed = self.tree.remove(victim)
         for block in removed:

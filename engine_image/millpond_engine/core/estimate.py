@@ -1,9 +1,8 @@
-"""Learned quantities: how long outputs get, and how fast prompts are computed."""
+"""How long outputs get, learned from those that have ended."""
 
 from __future__ import annotations
 
 _WEIGHT = 0.1
-_MIN_PREFILL_TOKENS = 16
 _FIRST_RATIO = 0.25
 """Share of its limit that a request is expected to generate before any has finished."""
 _CALM = 0.97
@@ -35,18 +34,3 @@ class OutputEstimate:
         expected = limit * _FIRST_RATIO if self._mean is None else self._mean
         expected *= self._caution
         return min(left, max(int(expected - num_output), int(expected / 4) + 1))
-
-
-class PrefillSpeed:
-    """Prompt tokens per second, from steps that computed mostly prompts; None until measured."""
-
-    def __init__(self) -> None:
-        self.tokens_per_second: float | None = None
-
-    def add(self, prefill_tokens: int, decode_tokens: int, seconds: float) -> None:
-        """Learn from one step; a short chunk would measure the step's constant cost."""
-        if seconds <= 0 or prefill_tokens < max(_MIN_PREFILL_TOKENS, decode_tokens):
-            return
-        rate = (prefill_tokens + decode_tokens) / seconds
-        old = self.tokens_per_second
-        self.tokens_per_second = rate if old is None else old + _WEIGHT * (rate - old)

@@ -1,4 +1,4 @@
-"""Whether the pool will hold everybody: what is allocated, promised and expected to grow."""
+"""What the batch will still do: the blocks it will take, and the prefixes it will make findable."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from millpond_engine.core.blocks import count_blocks
 from millpond_engine.core.limits import count_group_blocks
 from millpond_engine.core.sequence import Group, Sequence
 from millpond_engine.core.state import State
+from millpond_engine.core.tree import TOKEN_BYTES, make_child_key
 
 
 class Forecast:
@@ -18,10 +19,6 @@ class Forecast:
         self._state = state
         self._size = state.capacity.block_tokens
         self._watermark = count_blocks(state.capacity.num_blocks * state.settings.watermark_percent, 100)
-        self.forget()
-
-    def forget(self) -> None:
-        """Somebody has left the batch: look again when asked."""
         self._entries: list[tuple[int, int]] | None = None
         self._allocated = 0
         """Blocks that only running sequences hold."""
@@ -64,7 +61,9 @@ class Forecast:
     def _measure(self, sequence: Sequence) -> tuple[int, int]:
         """Minus the tokens a sequence will still generate, and the blocks it will then give back."""
         private = len(sequence.table) - sequence.shared
-        planned = max(private, count_blocks(sequence.num_tokens, self._size) - sequence.shared)
+        planned = max(
+            private, count_blocks(min(sequence.num_tokens + 1, sequence.limit), self._size) - sequence.shared
+        )
         self._allocated += private
         self._promised += planned - private
         return (-self._expect(sequence), planned)
@@ -80,6 +79,45 @@ class Forecast:
         settings, capacity = self._state.settings, self._state.capacity
         groups = {s.group for s in self._state.running if s.group.guaranteed} | {group}
         return sum(count_group_blocks(g.request, settings, capacity) for g in groups) <= capacity.num_blocks
+
+
+class ComingBlocks:
+    """The next unpublished full block of each running sequence: computing it twice would be a waste."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._size = state.capacity.block_tokens
+        self._priorities: dict[tuple[object, bytes], int] | None = None
+        """By (parent block or namespace, tokens), the highest class priority; made when first asked."""
+
+    def add(self, sequence: Sequence) -> None:
+        """Note what a sequence that has just been let in will publish next."""
+        if self._priorities is not None:
+            self._note(sequence, self._priorities)
+
+    def _note(self, sequence: Sequence, priorities: dict[tuple[object, bytes], int]) -> None:
+        depth = sequence.published
+        start = depth * self._size
+        if len(sequence.tokens) < start + self._size or sequence.stale:
+            return
+        parent: object = sequence.table[depth - 1] if depth else sequence.group.request.namespace
+        key = (parent, sequence.tokens[start : start + self._size].tobytes())
+        priority = sequence.group.rule.priority
+        priorities[key] = max(priority, priorities.get(key, priority))
+
+    def includes(self, sequence: Sequence, hit: list[int], tokens: bytes) -> bool:
+        """Whether the block behind `hit` is coming from a peer of the same class or a higher one."""
+        offset = len(hit) * self._size
+        if len(sequence.tokens) - 1 < offset + self._size:
+            return False
+        if self._priorities is None:
+            self._priorities = {}
+            for running in self._state.running:
+                self._note(running, self._priorities)
+        parent: object = hit[-1] if hit else sequence.group.request.namespace
+        key = (parent, make_child_key(tokens, offset * TOKEN_BYTES, self._size * TOKEN_BYTES))
+        priority = self._priorities.get(key)
+        return priority is not None and priority >= sequence.group.rule.priority
 
 
 def is_due_a_guarantee(state: State, group: Group) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from millpond_engine.core.beam import Survivor
 from millpond_engine.core.sequence import Group, Sequence
 from millpond_engine.core.state import State
 from millpond_engine.records.outputs import SequenceOutput
@@ -77,16 +76,11 @@ def advance_beams(state: State, group: Group) -> None:
         beam = beams[survivor.parent]
         if any(other.parent == survivor.parent for other in rest):
             beam = state.fork(beam)
-        _continue(beam, survivor)
+        beam.tokens.append(survivor.token)
+        beam.chosen, beam.branches = survivor.token, None
+        beam.logprob_sum = survivor.logprob_sum
         order.append(beam)
     group.running[:] = order[::-1]
-
-
-def _continue(beam: Sequence, survivor: Survivor) -> None:
-    beam.tokens.append(survivor.token)
-    beam.chosen = survivor.token
-    beam.logprob_sum = survivor.logprob_sum
-    beam.branches = None
 
 
 def _report_beams(state: State, group: Group) -> None:

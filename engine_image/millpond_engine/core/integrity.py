@@ -37,7 +37,8 @@ def _check_counts(state: State) -> None:
     assert len(unused) + pool.num_used == pool.num_blocks, "free + cached + used is not the total"
     assert pool.num_used == sum(1 for count in pool.counts if count), "a block is nowhere"
     assert all(not pool.has_content(block) for block in lists[FREE]), "a free block is findable"
-    assert sum(pool.sizes[1:]) == pool.num_cached
+    assert sum(pool.sizes[1:]) == pool.num_cached == sum(pool.cached_by)
+    assert pool.num_used == sum(pool.used_by)
 
 
 def _check_tree(state: State) -> None:
@@ -54,7 +55,7 @@ def _check_tree(state: State) -> None:
     for sequence in state.running:
         tokens, size = sequence.tokens, cache.block_tokens
         run = tokens[: sequence.published * size].tobytes()
-        path = cache.tree.lookup(sequence.group.namespace, run)
+        path = cache.tree.lookup(sequence.group.request.namespace, run)
         assert path == sequence.table[: sequence.published], (
             f"the path of row {sequence.row} is not its table"
         )

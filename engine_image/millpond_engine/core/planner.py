@@ -9,9 +9,8 @@ a fairer slice).
 from __future__ import annotations
 
 from millpond_engine.core.admission import Admission
-from millpond_engine.core.blocks import count_blocks
 from millpond_engine.core.builder import PlanBuilder
-from millpond_engine.core.room import schedule_chunk
+from millpond_engine.core.preemption import schedule_chunk
 from millpond_engine.core.sequence import Sequence
 from millpond_engine.core.state import State
 from millpond_engine.records.step import StepPlan
@@ -25,10 +24,10 @@ def make_plan(state: State, now: float) -> StepPlan:
     prefills.sort(key=lambda sequence: (-sequence.group.rule.priority, sequence.group.admission))
     _plan_decodes(state, builder, decodes, now, bool(prefills) or len(state.queue) > 0)
     _plan_prefills(state, builder, prefills, now)
-    if len(state.queue) and builder.budget > 0 and not (builder.num_preempted and builder.rows):
+    if len(state.queue) and builder.budget > 0 and not (builder.num_preempted and builder.starts):
         Admission(state, builder, now).run()
     if builder.budget > 0:
-        _extend_prefills(state, builder, prefills)
+        _extend_prefills(state, builder, prefills, now)
     return _seal(state, builder)
 
 
@@ -51,21 +50,18 @@ def _plan_decodes(
     state: State, builder: PlanBuilder, decodes: list[Sequence], now: float, others: bool
 ) -> None:
     """One token for each decode; if the budget is short, for those that have waited longest."""
-    allowed = builder.budget
-    if others:
-        allowed -= builder.budget * state.settings.admission_percent // 100
-    if len(decodes) > allowed:
+    kept = builder.budget * state.settings.admission_percent // 100 if others else 0
+    if len(decodes) > builder.budget - kept:
         decodes = sorted(decodes, key=lambda sequence: sequence.last_step)
     size, counts = state.capacity.block_tokens, state.cache.pool.counts
-    floor = builder.budget - allowed
     for sequence in decodes:
-        if builder.budget <= floor:
+        if builder.budget <= kept:
             return
         if not sequence.running:  # it has become a victim of one before it
             continue
         table, index = sequence.table, sequence.computed // size
         if index < len(table) and counts[table[index]] == 1:
-            builder.schedule(sequence, 1, ())
+            builder.schedule(sequence, 1)
         else:
             schedule_chunk(state, builder, sequence, 1, now)
 
@@ -85,21 +81,14 @@ def _plan_prefills(state: State, builder: PlanBuilder, prefills: list[Sequence],
             schedule_chunk(state, builder, sequence, min(share, sequence.num_tokens - sequence.computed), now)
 
 
-def _extend_prefills(state: State, builder: PlanBuilder, prefills: list[Sequence]) -> None:
+def _extend_prefills(state: State, builder: PlanBuilder, prefills: list[Sequence], now: float) -> None:
     """Let chunks grow by what nobody else wanted, as far as blocks are free without preempting."""
     size = state.capacity.block_tokens
     for sequence in prefills:
-        row = builder.rows.get(sequence)
-        left = sequence.num_tokens - sequence.computed - sequence.pending
-        if row is None or builder.budget <= 0 or left <= 0:
-            continue
         room = (len(sequence.table) + state.cache.pool.num_available) * size - sequence.computed
-        extra = min(left, builder.budget, room)
-        if extra > 0:
-            missing = count_blocks(sequence.computed + extra, size) - len(sequence.table)
-            blocks = state.cache.allocate(max(0, missing))
-            sequence.table += blocks
-            builder.extend(sequence, extra, tuple(blocks))
+        extra = min(sequence.num_tokens - sequence.computed, builder.budget, room)
+        if extra > 0 and sequence in builder.starts:
+            schedule_chunk(state, builder, sequence, extra, now)
 
 
 def _seal(state: State, builder: PlanBuilder) -> StepPlan:
@@ -108,5 +97,5 @@ def _seal(state: State, builder: PlanBuilder) -> StepPlan:
         return builder.seal(())
     plan = builder.seal(tuple(state.dropped_rows))
     state.dropped_rows.clear()
-    state.flights[plan.step] = tuple(builder.rows)
+    state.flights[plan.step] = tuple(builder.starts)
     return plan

@@ -1,4 +1,6 @@
-"""Preemption: a victim's KV is swapped to host memory, thrown away and computed again, or the request is refused.
+"""Room for running sequences: free blocks, fenced ones to wait for, then those of victims.
+
+A victim's KV is swapped to host memory, thrown away and computed again, or the request is refused.
 
 Which of these is decided by seconds: bytes over bandwidth against tokens over prefill speed. A
 victim is a whole request. Lower classes go first, and the last admitted within a class, so the oldest
@@ -22,6 +24,87 @@ _HYSTERESIS = 0.8
 """The other mode must cost less than this share of the last one's cost to be chosen instead."""
 CAPACITY = "Capacity"
 CLASS = "Class"
+
+
+def schedule_chunk(
+    state: State, builder: PlanBuilder, sequence: Sequence, num_tokens: int, now: float
+) -> bool:
+    """Let a running sequence compute its next tokens, making room as needed.
+
+    Returns False when it gets nothing in this step: it has become a victim itself, or the blocks it
+    needs come free when the step in flight ends.
+    """
+    cache, table, size = state.cache, sequence.table, state.capacity.block_tokens
+    index = sequence.computed // size
+    if (
+        index < len(table)
+        and cache.pool.counts[table[index]] > 1
+        and not _own(state, builder, sequence, index, now)
+    ):
+        return False
+    missing = count_blocks(sequence.computed + num_tokens, size) - len(table)
+    if missing > 0 and not make_room(state, builder, sequence, missing, now):
+        return False
+    sequence.table += cache.allocate(missing, sequence.group.account.owner)
+    builder.schedule(sequence, num_tokens)
+    return True
+
+
+def make_room(state: State, builder: PlanBuilder, sequence: Sequence, num_blocks: int, now: float) -> bool:
+    """Preempt until `num_blocks` can be allocated for a running sequence."""
+    while state.cache.pool.num_available < num_blocks:
+        state.counters.failed_allocations += 1
+        victim = None if state.cache.count_fenced() else _choose_victim(state, builder, sequence)
+        if victim is None:
+            return False
+        builder.num_preempted += 1
+        if isinstance(victim, Sequence):
+            shed(state, builder, victim, now)
+        else:
+            preempt(state, builder, victim, CAPACITY, now)
+        if not sequence.running:
+            return False
+    return True
+
+
+def _own(state: State, builder: PlanBuilder, sequence: Sequence, index: int, now: float) -> bool:
+    """Copy a table's block before writing to it while others hold it too (copy on write)."""
+    if not make_room(state, builder, sequence, 1, now):
+        return False
+    source = sequence.table[index]
+    if state.cache.pool.counts[source] == 1:  # the other holder was the victim
+        return True
+    target = state.cache.allocate(1, sequence.group.account.owner)[0]
+    builder.copy_block(sequence, source, target)
+    sequence.table[index] = target
+    sequence.published = min(sequence.published, index)
+    sequence.shared = min(sequence.shared, index)
+    sequence.told = min(sequence.told, 0)
+    state.cache.release([source], None)
+    return True
+
+
+def _choose_victim(state: State, builder: PlanBuilder, sequence: Sequence) -> Group | Sequence | None:
+    """Who gives way to a running sequence: a whole request, one sample of a request, or nobody.
+
+    A request is its own victim only when it comes first in the order; of several samples it then
+    gives up the last, as does any request when all others are guaranteed.
+    """
+    own = sequence.group
+    victims = list_victims(state, builder)
+    if not own.guaranteed:
+        victims = [group for group in victims if group.rule.priority <= own.rule.priority]
+    victim = min(victims, key=get_victim_key, default=None)
+    if victim is not None and victim is not own:
+        return victim
+    running = list({s.group: None for s in state.running})
+    for group in [own] if victim is own else [own, *running]:
+        if len(group.running) > 1 and group.beam is None:
+            return group.running[-1]
+    if len(running) > 1:
+        return victim
+    assert state.cache.list_leases(), "a request that fits the pool alone must not run out of blocks alone"
+    return None
 
 
 def preempt(state: State, builder: PlanBuilder, group: Group, reason: str, now: float) -> None:
@@ -91,7 +174,7 @@ def _put_back(state: State, builder: PlanBuilder, sequence: Sequence, *, keep: b
     if not keep:
         sequence.lost = max(sequence.lost, sequence.computed)
         sequence.computed = 0
-    if sequence.branching:  # branches are not kept: the last token is computed again for them
+    if sequence.group.branching:  # branches are not kept: the last token is computed again for them
         sequence.branches = None
         sequence.computed = min(sequence.computed, len(sequence.tokens) - 1)
     sequence.group.waiting.append(sequence)
@@ -110,7 +193,7 @@ def _choose_mode(state: State, builder: PlanBuilder, group: Group) -> Preemption
 
 def _choose_cheaper(state: State, group: Group, num_blocks: int) -> PreemptionMode:
     """Compare seconds: bytes both ways over bandwidth against lost tokens over prefill speed."""
-    bandwidth, speed = state.capacity.copy_bytes_per_second, state.speed.tokens_per_second
+    bandwidth, speed = state.capacity.copy_bytes_per_second, state.prefill_speed
     if bandwidth <= 0 or speed is None:
         return PreemptionMode.RECOMPUTE
     references = Counter(block for sequence in group.running for block in sequence.table)

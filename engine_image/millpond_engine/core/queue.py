@@ -74,7 +74,7 @@ class Policy:
     """First come, first served within a class; the base of the others."""
 
     crosses_classes = True
-    """A waiting request of a higher class preempts running ones of lower classes."""
+    """Higher classes go first, and a waiting request preempts running ones of lower classes."""
 
     def __init__(self, settings: SchedulerSettings, count_hit: CountHit) -> None:
         self.settings = settings
@@ -87,7 +87,8 @@ class Policy:
 
     def make_key(self, group: Group) -> SortKey:
         """Order inside the bucket."""
-        return (-group.rule.priority, self.rank(group), *self.prefer(group), group.request.arrival_seconds)
+        level = -group.rule.priority if self.crosses_classes else 0
+        return (level, self.rank(group), *self.prefer(group), group.request.arrival_seconds)
 
     def prefer(self, group: Group) -> SortKey:
         """What comes before arrival."""
@@ -101,21 +102,21 @@ class Policy:
         return 1 if 0 < group.num_preemptions <= self.settings.max_boosts else 2
 
     def order(self, queue: WaitingQueue, now: float) -> Iterator[Group]:
-        """Candidates of one step; the queue may change while iterating."""
+        """Candidates of one step; a tenant's virtual time is read again after each of its candidates."""
         del now
-        return iter(
-            [group for groups in queue.buckets.values() for group in groups[: self.settings.max_candidates]]
-        )
+        heads: list[Head] = []
+        for number, groups in enumerate(queue.buckets.values()):
+            _push(heads, number, iter(groups[: self.settings.max_candidates]))
+        while heads:
+            _, _, number, rest, group = heappop(heads)
+            yield group
+            _push(heads, number, rest)
 
 
 class Fifo(Policy):
     """Arrival order, classes ignored."""
 
     crosses_classes = False
-
-    def make_key(self, group: Group) -> SortKey:
-        """Holders of blocks, preempted ones, arrival."""
-        return (self.rank(group), group.request.arrival_seconds)
 
 
 class Priority(Policy):
@@ -182,17 +183,6 @@ class FairShare(Policy):
         deadline = group.request.deadline_seconds
         return (group.request.priority, float("inf") if deadline is None else deadline)
 
-    def order(self, queue: WaitingQueue, now: float) -> Iterator[Group]:
-        """Candidates; a tenant's virtual time is read again after each of its candidates."""
-        del now
-        heads: list[Head] = []
-        for number, groups in enumerate(queue.buckets.values()):
-            _push(heads, number, iter(groups[: self.settings.max_candidates]))
-        while heads:
-            _, _, number, rest, group = heappop(heads)
-            yield group
-            _push(heads, number, rest)
-
 
 def _push(heads: list[Head], number: int, rest: Iterator[Group]) -> None:
     for group in islice(rest, 1):
@@ -200,11 +190,7 @@ def _push(heads: list[Head], number: int, rest: Iterator[Group]) -> None:
 
 
 POLICIES: dict[str, type[Policy]] = {
-    "FairShare": FairShare,
-    "Fifo": Fifo,
-    "Priority": Priority,
-    "Deadline": Deadline,
-    "LongestPrefix": LongestPrefix,
+    policy.__name__: policy for policy in (FairShare, Fifo, Priority, Deadline, LongestPrefix)
 }
 
 

@@ -15,7 +15,7 @@ from millpond_engine.core.settings import SchedulerSettings
 from millpond_engine.core.state import State
 from millpond_engine.core.update import apply_failure, apply_result
 from millpond_engine.records.capacity import Capacity
-from millpond_engine.records.outputs import SchedulerCounts, StepOutput
+from millpond_engine.records.outputs import CacheEvent, SchedulerCounts, StepOutput
 from millpond_engine.records.request import FinishReason, Refusal, RefusalReason, Request
 from millpond_engine.records.step import StepPlan, StepResult
 
@@ -24,8 +24,6 @@ class Scheduler:
     """Iteration-level scheduler over a paged, prefix-shared KV cache (Orca, OSDI'22; vLLM, SOSP'23)."""
 
     def __init__(self, settings: SchedulerSettings, capacity: Capacity) -> None:
-        self.settings = settings
-        self.capacity = capacity
         self._state = State(settings, capacity)
 
     def add(self, request: Request, now: float) -> Refusal | None:
@@ -35,7 +33,7 @@ class Scheduler:
             message = f"a request with id {request.request_id} is open"
             return Refusal(request.request_id, RefusalReason.INVALID_VALUE, message)
         rule = state.get_class(request.class_name)
-        refusal = check_request(request, rule, self.settings, self.capacity) or self._check_queue(request)
+        refusal = check_request(request, rule, state.settings, state.capacity) or self._check_queue(request)
         if refusal is not None:
             return refusal
         group = state.make_group(request)
@@ -96,13 +94,21 @@ class Scheduler:
         """Snapshot for metrics and /v1/state."""
         return make_counts(self._state)
 
-    def reset_prefix_cache(self) -> None:
-        """Forget cached prefixes; running sequences go on, but publish nothing they computed before."""
+    def learn_speed(self, prefill_tokens_per_second: float | None) -> None:
+        """Take the measured prefill speed: what preemption and the wait of a full queue cost."""
+        self._state.prefill_speed = prefill_tokens_per_second
+
+    def reset_prefix_cache(self) -> tuple[CacheEvent, ...]:
+        """Forget cached prefixes; running sequences go on, but publish nothing they computed before.
+
+        Returns the cache events up to and with this one: an idle scheduler reports no step that could tell.
+        """
         state = self._state
         state.cache.clear()
         for sequence in state.running:
             sequence.stale = True
             sequence.published = 0
+        return state.cache.take_events()
 
     def check_integrity(self) -> None:
         """Assert the invariants of blocks, tree, rows and queue; linear in everything, for tests."""
@@ -110,7 +116,7 @@ class Scheduler:
 
     def _check_queue(self, request: Request) -> Refusal | None:
         """Refuse when the queue is full, with the time its tokens take at the measured speed."""
-        settings, queue, speed = self.settings, self._state.queue, self._state.speed.tokens_per_second
+        settings, queue, speed = self._state.settings, self._state.queue, self._state.prefill_speed
         tokens = queue.num_tokens + len(request.prompt)
         if len(queue) < settings.max_queued_requests and (
             tokens <= settings.max_queued_tokens or not len(queue)

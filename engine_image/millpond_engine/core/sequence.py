@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from millpond_engine.core.beam import BeamSearch
 from millpond_engine.core.settings import ClassRule
-from millpond_engine.core.tree import Namespace
 from millpond_engine.records.request import FinishReason, Request, SamplingParams, WaitReason
 from millpond_engine.records.step import TokenLogprobs
 
 NO_ROW = -1
+NO_ROW_TOLD = -1
+"""The runner does not know the sequence."""
 _MASK = (1 << 64) - 1
 
 
+@dataclass(slots=True, eq=False)
 class Account:
     """What one tenant used in one class, in computed tokens; virtual time is tokens over weight."""
 
-    __slots__ = ("class_name", "num_running", "tenant", "tokens", "weight")
-
-    def __init__(self, class_name: str, tenant: str, weight: int) -> None:
-        self.class_name = class_name
-        self.tenant = tenant
-        self.weight = weight
-        self.tokens = 0
-        self.num_running = 0
-        """Requests in the batch."""
+    class_name: str
+    tenant: str
+    weight: int
+    owner: int
+    """Number under which its blocks are counted; tenants nobody declared share one a class."""
+    tokens: int = 0
+    num_running: int = 0
+    """Requests in the batch."""
 
     @property
     def virtual_time(self) -> float:
@@ -34,60 +35,52 @@ class Account:
         return self.tokens / self.weight
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Sequence:
     """One continuation. It is running (has a row), waiting or finished.
 
     `computed` counts tokens whose KV exists or is being computed by a planned step; a step hands out
-    work until it reaches the number of tokens. `pending` is 1 while a planned step samples a token
-    that has not been read back.
+    work until it reaches the number of tokens. `pending` counts the tokens that planned steps sample
+    and that have not been read back.
     """
 
-    __slots__ = (
-        "account", "branches", "branching", "chosen", "computed", "dirty", "finish", "flights", "fresh",
-        "group", "host_table", "index", "last_step", "limit", "logprob_sum", "logprobs", "lost", "pending",
-        "plain", "prompt_tokens", "published", "ready_step", "row", "seed", "shared", "stale", "table", "tokens",
-    )  # fmt: skip
+    group: Group
+    index: int
+    tokens: array[int]
+    prompt_tokens: int = field(init=False)
+    limit: int = field(init=False)
+    """Tokens it may have, prompt included."""
+    computed: int = 0
+    pending: int = 0
+    table: list[int] = field(default_factory=list)
+    told: int = NO_ROW_TOLD
+    """Leading blocks of the table that the runner knows; 0: its whole table is out of date."""
+    published: int = 0
+    """Leading blocks of the table that are in the prefix tree."""
+    shared: int = 0
+    """Leading blocks that were there before this sequence came."""
+    stale: bool = False
+    """The cache was reset under it: its blocks must not become findable."""
+    row: int = NO_ROW
+    chosen: int | None = None
+    """Token chosen by beam search that the runner has not been told."""
+    flights: int = 0
+    """Planned steps not read back."""
+    last_step: int = -1
+    ready_step: int = -1
+    """Step that computed the end of the prompt; -1: not since the last admission."""
+    branches: tuple[tuple[int, float], ...] | None = None
+    logprob_sum: float = 0.0
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Kept only when the output is held back until the end."""
+    finish: FinishReason | None = None
+    host_table: list[int] = field(default_factory=list)
+    lost: int = 0
+    """Tokens computed before a preemption that threw them away."""
 
-    def __init__(self, group: Group, index: int, tokens: array[int]) -> None:
-        self.group = group
-        self.account = group.account
-        self.index = index
-        self.tokens = tokens
-        self.prompt_tokens = len(group.request.prompt)
-        self.limit = self.prompt_tokens + group.request.stop.max_tokens
-        self.seed = mix_seed(group.seed, index)
-        self.computed = 0
-        self.pending = 0
-        self.table: list[int] = []
-        self.published = 0
-        """Leading blocks of the table that are in the prefix tree."""
-        self.shared = 0
-        """Leading blocks that were there before this sequence came."""
-        self.stale = False
-        """The cache was reset under it: its blocks must not become findable."""
-        self.row = NO_ROW
-        self.fresh = True
-        """The runner does not know the row yet."""
-        self.dirty = False
-        """The runner's block table is out of date."""
-        self.chosen: int | None = None
-        """Token chosen by beam search that the runner has not been told."""
-        self.flights = 0
-        """Planned steps not read back."""
-        self.last_step = -1
-        self.ready_step = -1
-        """Step that computed the end of the prompt; -1: not since the last admission."""
-        self.branching = group.beam.count_branches(len(group.ends)) if group.beam else 0
-        self.branches: tuple[tuple[int, float], ...] | None = None
-        self.plain = group.request.sampling.num_prompt_logprobs is None
-        """No log-probabilities of its prompt are asked for."""
-        self.logprob_sum = 0.0
-        self.logprobs: list[TokenLogprobs] = []
-        """Kept only when the output is held back until the end."""
-        self.finish: FinishReason | None = None
-        self.host_table: list[int] = []
-        self.lost = 0
-        """Tokens computed before a preemption that threw them away."""
+    def __post_init__(self) -> None:
+        self.prompt_tokens = len(self.group.request.prompt)
+        self.limit = self.prompt_tokens + self.group.request.stop.max_tokens
 
     @property
     def running(self) -> bool:
@@ -105,58 +98,48 @@ class Sequence:
         return len(self.tokens) - self.prompt_tokens
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Group:
     """One request: its sequences, where it stands in the queue, and what it may still become."""
 
-    __slots__ = (
-        "account", "admission", "beam", "cached_tokens", "done", "ends", "guaranteed", "held",
-        "host_blocks", "namespace", "num_bypasses", "num_preemptions", "preempted_step",
-        "prompt_bytes", "prompt_logprobs", "prompt_reported", "request", "rule", "running", "sampling", "seed",
-        "sort_key", "spare_rows", "started_step", "unborn", "wait_reason", "waiting", "waiting_since",
-    )  # fmt: skip
-
-    def __init__(
-        self, request: Request, rule: ClassRule, account: Account, *, seed: int, ends: frozenset[int]
-    ) -> None:
-        self.request = request
-        self.rule = rule
-        self.account = account
-        self.seed = seed
-        self.ends = ends
-        """Tokens that end a sequence."""
-        self.beam = BeamSearch(request.beam, request.n, request.stop.max_tokens) if request.beam else None
-        self.held = self.beam is not None or request.best_of > request.n
-        """All output comes at the end."""
-        self.sampling = make_sampling(request)
-        self.namespace: Namespace = request.namespace
-        tokens = array("I", request.prompt)
-        self.prompt_bytes = tokens.tobytes()
-        count = 1 if self.beam else max(request.n, request.best_of)
-        self.waiting: list[Sequence] = [Sequence(self, 0, tokens)]
-        self.running: list[Sequence] = []
-        """In order of admission."""
-        self.unborn = list(range(1, count))
-        """Indices of samples that start from the computed prompt."""
-        self.done: list[Sequence] = []
-        self.spare_rows: list[int] = []
-        """Rows kept for beams to come."""
-        self.admission = 0
-        """Order of admission to the batch; the last is the first victim."""
-        self.started_step = -1
-        """Step of the last admission; a request is no victim in the step that let it in."""
-        self.preempted_step = -1
-        self.num_preemptions = 0
-        self.num_bypasses = 0
-        self.guaranteed = False
-        """Admitted with its whole length accounted for; no longer a victim."""
-        self.host_blocks: list[int] = []
-        self.wait_reason = WaitReason.CAPACITY
-        self.waiting_since = request.arrival_seconds
-        self.sort_key: tuple[float, ...] = ()
-        self.cached_tokens: int | None = None
-        """Prompt tokens found in the cache at the first admission."""
-        self.prompt_logprobs: list[TokenLogprobs] = []
-        self.prompt_reported = False
+    request: Request
+    rule: ClassRule
+    account: Account
+    seed: int
+    ends: frozenset[int]
+    """Tokens that end a sequence."""
+    sampling: SamplingParams
+    beam: BeamSearch | None = None
+    branching: int = 0
+    """Branches each beam reports instead of sampling."""
+    held: bool = False
+    """All output comes at the end."""
+    prompt_bytes: bytes = b""
+    waiting: list[Sequence] = field(default_factory=list)
+    running: list[Sequence] = field(default_factory=list)
+    """In order of admission."""
+    unborn: list[int] = field(default_factory=list)
+    """Indices of samples that start from the computed prompt."""
+    done: list[Sequence] = field(default_factory=list)
+    spare_rows: list[int] = field(default_factory=list)
+    """Rows kept for beams to come."""
+    admission: int = 0
+    """Order of admission to the batch; the last is the first victim."""
+    started_step: int = -1
+    """Step of the last admission; a request is no victim in the step that let it in."""
+    preempted_step: int = -1
+    num_preemptions: int = 0
+    num_bypasses: int = 0
+    guaranteed: bool = False
+    """Admitted with its whole length accounted for; no longer a victim."""
+    host_blocks: list[int] = field(default_factory=list)
+    wait_reason: WaitReason = WaitReason.CAPACITY
+    waiting_since: float = 0.0
+    sort_key: tuple[float, ...] = ()
+    cached_tokens: int | None = None
+    """Prompt tokens found in the cache at the first admission."""
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_reported: bool = False
 
     @property
     def num_queued_tokens(self) -> int:
@@ -169,21 +152,33 @@ class Group:
         return not (self.waiting or self.running or self.unborn)
 
     @property
-    def swapped(self) -> bool:
-        """Its KV lies in host memory."""
-        return bool(self.host_blocks)
+    def wants_prompt_logprobs(self) -> bool:
+        """Log-probabilities of its prompt are asked for and not told yet."""
+        return not self.prompt_reported and self.sampling.num_prompt_logprobs is not None
 
     def is_waiting(self) -> bool:
         """Something of it wants to enter the batch now."""
         return bool(self.waiting) or bool(self.unborn and self.prompt_reported)
 
 
-def make_sampling(request: Request) -> SamplingParams:
-    """The request's parameters; ranking samples needs the chosen tokens' log-probabilities."""
-    sampling = request.sampling
-    if request.best_of <= request.n or sampling.num_logprobs is not None:
-        return sampling
-    return replace(sampling, num_logprobs=0)
+def make_group(
+    request: Request, rule: ClassRule, account: Account, *, seed: int, ends: frozenset[int]
+) -> Group:
+    """A request's first sequence, and the samples that will start from its computed prompt."""
+    best_of, sampling = request.best_of > request.n, request.sampling
+    if best_of and sampling.num_logprobs is None:  # ranking needs the chosen tokens' log-probabilities
+        sampling = replace(sampling, num_logprobs=0)
+    group = Group(request, rule, account, seed, ends, sampling, held=best_of)
+    tokens = array("I", request.prompt)
+    group.prompt_bytes = tokens.tobytes()
+    group.waiting.append(Sequence(group, 0, tokens))
+    if request.beam is None:
+        group.unborn += range(1, max(request.n, request.best_of))
+    else:
+        group.beam = BeamSearch(request.beam, request.n, request.stop.max_tokens)
+        group.branching = group.beam.count_branches(len(ends))
+        group.held = True
+    return group
 
 
 def mix_seed(seed: int, index: int) -> int:

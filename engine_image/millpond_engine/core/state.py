@@ -8,14 +8,15 @@ place, `release`.
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
+from millpond_engine.core.blocks import HostPool
 from millpond_engine.core.builder import PlanBuilder
 from millpond_engine.core.cache import KvCache
-from millpond_engine.core.estimate import OutputEstimate, PrefillSpeed
-from millpond_engine.core.host import HostPool
+from millpond_engine.core.estimate import OutputEstimate
 from millpond_engine.core.queue import POLICIES, WaitingQueue, wake_account
-from millpond_engine.core.sequence import NO_ROW, Account, Group, Sequence, mix_seed
+from millpond_engine.core.sequence import NO_ROW, NO_ROW_TOLD, Account, Group, Sequence, make_group, mix_seed
 from millpond_engine.core.settings import ClassRule, SchedulerSettings, TenantRule
 from millpond_engine.records.capacity import Capacity
 from millpond_engine.records.outputs import Preempted, PromptOutput, SequenceOutput, StepOutput
@@ -54,7 +55,6 @@ class State:
     def __init__(self, settings: SchedulerSettings, capacity: Capacity) -> None:
         self.settings = settings
         self.capacity = capacity
-        self.cache = KvCache(settings, capacity)
         self.host = HostPool(capacity.num_host_blocks)
         self.queue = WaitingQueue()
         self.policy = POLICIES[settings.policy](settings, self.count_hit)
@@ -67,12 +67,17 @@ class State:
         """Planned steps not read back, with the sequences of their rows."""
         self.step = 0
         self.estimate = OutputEstimate()
-        self.speed = PrefillSpeed()
+        self.prefill_speed: float | None = None
+        """Measured prompt tokens per second."""
         self.counters = Counters()
         self.last_mode: PreemptionMode | None = None
         self.accounts: dict[tuple[str, str], Account] = {}
         self._classes = {rule.name: rule for rule in settings.classes}
         self._tenants = {rule.name: rule for rule in settings.tenants}
+        classes, tenants = {*self._classes, settings.default_class}, {*self._tenants, ""}
+        self.owners = {pair: number for number, pair in enumerate(product(sorted(classes), sorted(tenants)))}
+        """Numbers of (class, declared tenant or nothing)."""
+        self.cache = KvCache(settings, capacity, self.owners)
         self._num_admissions = 0
         self._num_seeds = 0
         self.news = News([], [], [], [], [])
@@ -94,22 +99,21 @@ class State:
 
     def count_hit(self, group: Group) -> int:
         """Prompt tokens of a request that are cached now."""
-        return len(self.cache.lookup(group.namespace, group.prompt_bytes)) * self.capacity.block_tokens
+        return (
+            len(self.cache.lookup(group.request.namespace, group.prompt_bytes)) * self.capacity.block_tokens
+        )
 
     # -- life of a request
 
     def make_group(self, request: Request) -> Group:
         """Set up the state of a new request."""
-        rule = self.get_class(request.class_name)
-        ends = set(request.stop.stop_token_ids)
-        if not request.stop.ignore_eos:
-            ends.update(self.capacity.eos_token_ids)
-        seed = request.sampling.seed
+        rule, stop, seed = self.get_class(request.class_name), request.stop, request.sampling.seed
+        ends = {*stop.stop_token_ids, *(() if stop.ignore_eos else self.capacity.eos_token_ids)}
         if seed is None:
             self._num_seeds += 1
             seed = mix_seed(self.settings.base_seed, self._num_seeds)
         account = self._get_account(rule.name, request.tenant)
-        return Group(request, rule, account, seed=seed, ends=frozenset(ends))
+        return make_group(request, rule, account, seed=seed, ends=frozenset(ends))
 
     def enqueue(self, group: Group, now: float) -> None:
         """Put a request with waiting sequences into the queue, or move it to its new place."""
@@ -130,8 +134,8 @@ class State:
         group.started_step = self.step
         sequence.row = group.spare_rows.pop() if group.spare_rows else self.free_rows.pop()
         sequence.table, sequence.computed = table, computed
-        sequence.fresh = True
-        sequence.dirty = sequence.stale = False
+        sequence.told = NO_ROW_TOLD
+        sequence.stale = False
         sequence.ready_step = -1
         group.waiting.remove(sequence)
         group.running.append(sequence)
@@ -148,7 +152,7 @@ class State:
         ):
             fence = builder.step
         self.cache.release(sequence.table, fence)
-        if not sequence.fresh:
+        if sequence.told != NO_ROW_TOLD:
             self.dropped_rows.append(sequence.row)
         (self.free_rows if group.beam is None else group.spare_rows).append(sequence.row)
         sequence.row = NO_ROW
@@ -197,15 +201,12 @@ class State:
 
     def fork(self, parent: Sequence) -> Sequence:
         """Copy a running beam: the child shares all blocks; who writes the last one first copies it."""
-        group = parent.group
-        child = Sequence(group, parent.index, array("I", parent.tokens))
-        child.row = group.spare_rows.pop()
-        child.table = list(parent.table)
+        child = replace(
+            parent, tokens=array("I", parent.tokens), table=list(parent.table), shared=len(parent.table)
+        )
+        child.row, child.told = parent.group.spare_rows.pop(), NO_ROW_TOLD
         self.cache.retain(child.table)
-        child.computed, child.published = parent.computed, parent.published
-        child.shared = len(child.table)
-        child.stale, child.ready_step = parent.stale, parent.ready_step
-        group.running.append(child)
+        parent.group.running.append(child)
         self.running[child] = None
         return child
 
@@ -227,7 +228,8 @@ class State:
             self.accounts = {key: account for key, account in self.accounts.items() if account in busy}
         account = self.accounts.get((class_name, tenant))
         if account is None:
-            account = Account(class_name, tenant, self.get_tenant(tenant).weight)
+            owner = self.owners[class_name, tenant if tenant in self._tenants else ""]
+            account = Account(class_name, tenant, self.get_tenant(tenant).weight, owner)
             self.accounts[class_name, tenant] = account
         if account not in busy:
             wake_account(account, busy)

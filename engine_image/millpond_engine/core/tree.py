@@ -12,23 +12,23 @@ never has a parent without (checked by `check`). Idea: SGLang's RadixAttention (
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 TOKEN_BYTES = 4
 Namespace = tuple[str, ...]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Node:
     """A run of blocks."""
 
-    __slots__ = ("blocks", "children", "namespace", "parent", "start", "tokens")
-
-    def __init__(self, parent: Node | None, start: int, namespace: Namespace) -> None:
-        self.parent = parent
-        self.start = start
-        """Number of blocks before this node on its path."""
-        self.namespace = namespace
-        self.tokens = bytearray()
-        self.blocks: list[int] = []
-        self.children: dict[bytes, Node] = {}
+    parent: Node | None
+    start: int
+    """Number of blocks before this node on its path."""
+    namespace: Namespace
+    tokens: bytearray = field(default_factory=bytearray)
+    blocks: list[int] = field(default_factory=list)
+    children: dict[bytes, Node] = field(default_factory=dict)
 
 
 def make_child_key(tokens: bytes | bytearray, offset: int, size: int) -> bytes:

@@ -31,9 +31,6 @@ def apply_result(state: State, plan: StepPlan, result: StepResult, now: float) -
         if group.running:
             advance_beams(state, group)
     state.end_step(plan.step)
-    prefill_tokens = sum(row.num_tokens for row in plan.rows if row.num_tokens > 1)
-    if prefill_tokens:
-        state.speed.add(prefill_tokens, plan.num_tokens - prefill_tokens, result.seconds)
 
 
 def apply_failure(state: State, plan: StepPlan) -> None:
@@ -45,7 +42,7 @@ def apply_failure(state: State, plan: StepPlan) -> None:
         if sequence.finish is None:
             fail_group(state, sequence.group)
     for group in state.queue:
-        if group.swapped and group.preempted_step == plan.step:
+        if group.host_blocks and group.preempted_step == plan.step:
             state.drop_host(group)
             for sequence in group.waiting:
                 sequence.lost, sequence.computed, sequence.host_table = sequence.computed, 0, []
@@ -74,12 +71,13 @@ def _publish(state: State, sequence: Sequence, num_full: int) -> None:
         return
     first = sequence.published
     fence = state.newest_flight() if sequence.flights else None
-    owner = (sequence.group.namespace, sequence.group.request.tenant)
-    exchanged = state.cache.publish(sequence.table, sequence.tokens, owner, (first, num_full), fence)
+    exchanged = state.cache.publish(
+        sequence.table, sequence.tokens, sequence.group.request.namespace, (first, num_full), fence
+    )
     sequence.published = num_full
     if exchanged:
         sequence.shared = max(sequence.shared, first + exchanged)
-        sequence.dirty = True
+        sequence.told = min(sequence.told, 0)
 
 
 def _take_prompt(state: State, sequence: Sequence, step: RowStep, got: RowResult | None, now: float) -> None:
@@ -105,7 +103,7 @@ def _take_token(state: State, sequence: Sequence, token: int, got: RowResult) ->
     group = sequence.group
     tokens = sequence.tokens
     tokens.append(token)
-    sequence.pending = 0
+    sequence.pending -= 1
     finish = None
     stop_token = None
     if token in group.ends and sequence.num_output > group.request.stop.min_tokens:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from millpond_common.contract import metrics as m
-from millpond_common.contract.engine_config import SchedulingConfig
+from millpond_common.contract.engine_config import PriceConfig, SchedulingConfig
 from millpond_common.contract.openai import ErrorCode
 from millpond_engine.engine.costs import StepCosts
 from millpond_engine.engine.step import StepReport
@@ -13,6 +15,7 @@ from millpond_engine.records.outputs import (
     BlocksRemoved,
     BlocksStored,
     CacheEvent,
+    OwnerCount,
     Preempted,
     PromptOutput,
     SequenceOutput,
@@ -33,7 +36,14 @@ _VLLM_REASONS = {
 class Recorder:
     """Writes the metric cells. Owned by the engine thread."""
 
-    def __init__(self, scheduling: SchedulingConfig, *, max_model_tokens: int, num_devices: int) -> None:
+    def __init__(
+        self,
+        scheduling: SchedulingConfig,
+        *,
+        max_model_tokens: int,
+        num_devices: int,
+        price: PriceConfig | None = None,
+    ) -> None:
         self.vllm = StatCells(m.make_vllm_families(max_model_tokens))
         self.own = StatCells(m.make_engine_families())
         self.classes = tuple(c.name for c in scheduling.classes) or DEFAULT_CLASSES
@@ -41,6 +51,7 @@ class Recorder:
         self.ledger = Ledger()
         self.bytes_per_block = 0
         self.charged_seconds = 0.0
+        self.price = price or PriceConfig()
         self._num_devices = num_devices
         self._block_tenants: dict[int, str] = {}
         self._costs = StepCosts()
@@ -154,7 +165,19 @@ class Recorder:
             who = (live.class_label, live.tenant_label) if live else (self._default_class, m.OTHER_TENANT)
             share = seconds * self._num_devices * weight / total
             self.own.add("gpu_seconds_total", share, *who, "decode" if is_decode else "prefill")
+            if self.price.per_device_hour is not None:
+                self.own.add("cost_total", self.compute_cost(share), *who, self.price.currency)
         return decode, prefill
+
+    def compute_cost(self, device_seconds: float) -> float:
+        """What device time costs; 0 without a price."""
+        return device_seconds * (self.price.per_device_hour or 0.0) / 3600
+
+    def note_residency(self, owners: Iterable[OwnerCount], seconds: float) -> None:
+        """Book how long the blocks in use were held; read at every snapshot, so exact to its interval."""
+        for owner in owners:
+            who = self.label_class(owner.class_name), self.label_tenant(owner.tenant)
+            self.own.add("kv_block_seconds_total", owner.used_blocks * seconds, *who)
 
     def note_prompt(self, live: LiveRequest, output: PromptOutput, now: float) -> None:
         """Book a computed prompt and where its KV came from."""
@@ -234,11 +257,13 @@ class Recorder:
     def _start_cells(self) -> None:
         who = (self.classes, self.tenants)
         own, vllm = self.own.counters, self.vllm.counters
-        for name in ("prefix_cache_query_tokens_total", "generation_tokens_total"):
+        for name in ("prefix_cache_query_tokens_total", "generation_tokens_total", "kv_block_seconds_total"):
             own[name].start(*who)
+        if self.price.per_device_hour is not None:
+            own["cost_total"].start(*who, (self.price.currency,))
         own["prefix_cache_hit_tokens_total"].start(*who, m.TIERS)
         own["evicted_blocks_total"].start(self.tenants, m.TIERS, m.EVICTION_REASONS)
-        own["preemptions_total"].start(*who, m.PREEMPTION_MODES, ("Capacity",))
+        own["preemptions_total"].start(*who, m.PREEMPTION_MODES, m.PREEMPTION_REASONS)
         own["recomputed_tokens_total"].start(*who, ("Preempted",))
         for name in ("swapped_blocks_total", "swapped_bytes_total"):
             own[name].start(("out", "in"), ("host",))

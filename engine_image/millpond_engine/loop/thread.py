@@ -208,8 +208,7 @@ class EngineThread:
         counts = self.engine.scheduler.counts()
         if counts.num_running:
             return False
-        self.engine.scheduler.reset_prefix_cache()
-        self._publish_events((CacheCleared(),))  # the scheduler's own report waits for the next step
+        self._publish_events(self.engine.scheduler.reset_prefix_cache())
         return True
 
     # -- the thread
@@ -326,6 +325,7 @@ class EngineThread:
         self.recorder.add_step(report)
         if report.result is not None and report.plan.rows:
             self._speeds.add(make_sample(report.plan, report.result.seconds))
+            self.engine.scheduler.learn_speed(self._speeds.prefill_tokens_per_second)
         for preempted in output.preemptions:
             self.recorder.note_preemption(preempted)
         if output.cache_events:
@@ -352,6 +352,7 @@ class EngineThread:
         idle = not self._may_step()
         if not force and not idle and now - self._published_at < self.settings.publish_seconds:
             return
+        self.recorder.note_residency(self._snapshot.counts.owners, now - self._published_at)
         self._published_at = now
         engine = self._engine
         self._snapshot = LoopSnapshot(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import overload
 
 import msgspec
@@ -141,6 +141,17 @@ class QueueCount:
     oldest_waiting_since: float | None
 
 
+class OwnerCount(msgspec.Struct, frozen=True, gc=False):
+    """Blocks of one class and tenant; a block that several share belongs to who computed it."""
+
+    class_name: str
+    tenant: str
+    """Empty: all tenants that are not declared."""
+    used_blocks: int
+    cached_blocks: int
+    host_blocks: int
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerCounts:
     """Snapshot for metrics and /v1/state; cheap: no walk over blocks."""
@@ -156,9 +167,13 @@ class SchedulerCounts:
     waiting_tokens: int
     """Uncached prompt tokens not yet computed."""
     queues: tuple[QueueCount, ...] = ()
+    owners: tuple[OwnerCount, ...] = ()
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     recomputed_tokens: int = 0
     cached_value_tokens: int = 0
     leaked_blocks: int = 0
-    extra: dict[str, int] = field(default_factory=dict)
+    failed_allocations: int = 0
+    preemptions: int = 0
+    bypasses: int = 0
+    evicted_blocks: int = 0

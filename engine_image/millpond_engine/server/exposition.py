@@ -36,9 +36,10 @@ def render_metrics(context: ServerContext) -> str:
     for family, labels, value in list_infos(context, snapshot):
         _write_family(lines, family)
         lines.append(f"{_format_series(family.name, labels)} {_format(value)}")
-    idle: dict[str, dict[Labels, float]] = {
-        "gpu_seconds_total": {("", "", "idle"): compute_idle_seconds(context, snapshot)}
-    }
+    seconds = compute_idle_seconds(context, snapshot)
+    idle: dict[str, dict[Labels, float]] = {"gpu_seconds_total": {("", "", "idle"): seconds}}
+    if recorder.price.per_device_hour is not None:
+        idle["cost_total"] = {("", "", recorder.price.currency): recorder.compute_cost(seconds)}
     _write_cells(lines, recorder.own, own, idle)
     _write_gauges(lines, recorder.own, own, read_own_gauges(snapshot, recorder))
     lines.append("")

@@ -64,6 +64,7 @@ def read_own_gauges(snapshot: LoopSnapshot, recorder: Recorder) -> Samples:
         "num_requests_waiting": waiting,
         "oldest_waiting_seconds": oldest,
         "kv_num_blocks": _read_blocks(counts),
+        "kv_tenant_num_blocks": _read_tenant_blocks(counts, recorder),
         "num_leaked_blocks": {(): counts.leaked_blocks},
     }
 
@@ -77,6 +78,22 @@ def _read_blocks(counts: SchedulerCounts) -> dict[Labels, float]:
         ("host", "cached"): 0,
         ("host", "in_use"): counts.used_host_blocks,
     }
+
+
+def _read_tenant_blocks(counts: SchedulerCounts, recorder: Recorder) -> dict[Labels, float]:
+    """Blocks by tenant: `in_use` and `cached` on the device, `in_use` on the host; the latter caches nothing."""
+    blocks: dict[Labels, float] = {
+        (tenant, tier, state): 0.0
+        for tenant in recorder.tenants
+        for tier in m.TIERS
+        for state in ("cached", "in_use")
+    }
+    for owner in counts.owners:
+        tenant = recorder.label_tenant(owner.tenant)
+        blocks[tenant, "device", "in_use"] += owner.used_blocks
+        blocks[tenant, "device", "cached"] += owner.cached_blocks
+        blocks[tenant, "host", "in_use"] += owner.host_blocks
+    return blocks
 
 
 def compute_idle_seconds(context: ServerContext, snapshot: LoopSnapshot) -> float:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from millpond_engine.core.scheduler import Scheduler
 from millpond_engine.core.settings import SchedulerSettings
+from millpond_engine.engine.speeds import SpeedMeter, make_sample
 from millpond_engine.records.capacity import Capacity
 from millpond_engine.records.outputs import StepOutput
 from millpond_engine.records.request import (
@@ -183,6 +184,7 @@ class Loop:
         self.prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
         self.preemptions: dict[str, int] = {}
         self.outputs: list[StepOutput] = []
+        self.speeds = SpeedMeter()
         self.plans: list[StepPlan] = []
         self.first_token_step: dict[str, int] = {}
         self.flight: tuple[StepPlan, StepResult] | None = None
@@ -225,6 +227,8 @@ class Loop:
 
     def read(self, plan: StepPlan, result: StepResult) -> None:
         self.take(self.scheduler.update(plan, result, self.now))
+        self.speeds.add(make_sample(plan, result.seconds))
+        self.scheduler.learn_speed(self.speeds.prefill_tokens_per_second)
 
     def take(self, output: StepOutput) -> None:
         self.outputs.append(output)

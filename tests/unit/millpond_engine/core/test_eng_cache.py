@@ -291,14 +291,19 @@ def test_events_replayed_give_the_blocks_that_are_findable():
         if rng.random() < 0.4:
             loop.add(make_request(f"r{step}", rng.choice(bases)[: rng.randint(4, 20)], rng.randint(1, 8)))
         if step == 150:
-            loop.scheduler.reset_prefix_cache()
+            events = loop.scheduler.reset_prefix_cache()
+            assert events[-1] == CacheCleared(), "an idle engine must be able to tell at once"
+            for event in events:
+                _replay(event, resident, loop)
+            assert resident == {}
         if not loop.scheduler.has_work():
             continue
         loop.step()
         for event in loop.outputs[-1].cache_events:
             _replay(event, resident, loop)
         assert set(resident) == {block for block, _ in loop.state.cache.tree.walk()}
-    assert any(isinstance(e, CacheCleared) for output in loop.outputs for e in output.cache_events)
+    stored = [event for output in loop.outputs for event in output.cache_events]
+    assert any(isinstance(event, BlocksStored) for event in stored[len(stored) // 2 :])
 
 
 def _replay(event, resident: dict[int, tuple], loop: Loop) -> None:

@@ -149,7 +149,7 @@ def test_a_group_is_preempted_and_resumed_as_one(rest, mode, overlap):
         while f"rival{i}" not in loop.finished:
             loop.step()
             state = loop.state.groups.get("group")
-            assert state is None or mode == "Recompute" or not (state.swapped and state.running)
+            assert state is None or mode == "Recompute" or not (state.host_blocks and state.running)
     loop.run()
     assert loop.preemptions["group"] >= 2, "it should have been displaced again after it came back"
     for rival in rivals:

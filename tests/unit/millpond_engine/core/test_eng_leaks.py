@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from tests.unit.millpond_engine.core.harness import Loop, expect, make_request
 
-from millpond_engine.core.settings import ClassRule, SchedulerSettings
+from millpond_engine.core.settings import ClassRule, SchedulerSettings, TenantRule
 from millpond_engine.records.capacity import Capacity
 from millpond_engine.records.request import BeamParams, FinishReason
 from millpond_engine.records.step import StepResult
@@ -275,4 +277,40 @@ def test_a_failed_row_ends_its_sequence_alone():
     loop.run()
     assert loop.outcomes["bad", 0].finish is FinishReason.ERROR
     assert loop.output("good") == expect(make_request("good", 9, 6))
+    loop.assert_idle()
+
+
+@OVERLAP
+def test_blocks_are_counted_by_who_computed_them(overlap):
+    settings = SchedulerSettings(
+        policy="Fifo",
+        preemption="Swap",
+        classes=(ClassRule("chat", priority=1), ClassRule("batch")),
+        default_class="chat",
+        tenants=(TenantRule("acme", max_cache_percent=20), TenantRule("beta")),
+    )
+    capacity = Capacity(num_blocks=30, block_tokens=4, max_model_tokens=256, num_host_blocks=40)
+    loop = Loop(settings, capacity, overlap=overlap, optimistic=True)
+    rng = random.Random(11)
+    seen = set()
+    for number in range(60):
+        tenant, name = rng.choice(["acme", "beta", "stranger", ""]), rng.choice(["chat", "batch", "odd"])
+        prompt = [rng.randrange(3) for _ in range(rng.randint(4, 40))]
+        request = make_request(f"r{number}", prompt, 20, tenant=tenant, class_name=name, namespace=(tenant,))
+        loop.add(request)
+        loop.run_steps(3)
+        counts = loop.scheduler.counts()
+        owners = {(owner.class_name, owner.tenant): owner for owner in counts.owners}
+        assert set(owners) <= {(c, t) for c in ("chat", "batch") for t in ("acme", "beta", "")}
+        assert sum(owner.used_blocks for owner in counts.owners) == counts.used_blocks
+        assert sum(owner.cached_blocks for owner in counts.owners) == counts.cached_blocks
+        assert sum(owner.host_blocks for owner in counts.owners) == counts.used_host_blocks
+        for sequence in loop.state.running:
+            if not sequence.shared and sequence.table:
+                rule, owned = sequence.group.rule.name, sequence.group.request.tenant
+                key = (rule, owned if owned in {"acme", "beta"} else "")
+                assert owners[key].used_blocks >= len(sequence.table)
+        seen |= {key for key, owner in owners.items() if owner.host_blocks}
+    assert seen, "nothing was swapped: the test shows nothing about the host tier"
+    loop.run()
     loop.assert_idle()

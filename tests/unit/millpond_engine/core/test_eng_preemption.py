@@ -56,15 +56,15 @@ def test_eng_011_what_a_victim_got_in_the_same_plan_is_taken_back():
     loop.step()
     builder = PlanBuilder(loop.state.step + 1, 10)
     decode, other = (loop.state.groups[name].running[0] for name in ("decode", "prefill"))
-    before = (decode.computed, decode.pending, decode.flights, decode.account.tokens)
-    builder.schedule(decode, 1, ())
-    builder.schedule(other, 1, ())
+    before = (decode.computed, decode.pending, decode.flights, decode.group.account.tokens)
+    builder.schedule(decode, 1)
+    builder.schedule(other, 1)
     builder.cancel(decode)
     builder.cancel(other)
     builder.cancel(other)
     assert builder.budget == 10
     assert builder.empty
-    assert (decode.computed, decode.pending, decode.flights, decode.account.tokens) == before
+    assert (decode.computed, decode.pending, decode.flights, decode.group.account.tokens) == before
     loop.run()
 
 
@@ -249,7 +249,7 @@ def test_eng_075_of_two_swapped_prompts_one_loads_and_the_other_waits_without_bl
         loop.run_steps(2)
         loop.add(make_request(f"{name}-rival", 8100, 2, class_name="high"))  # wants the whole pool
         loop.step()
-        assert loop.state.groups[name].swapped
+        assert loop.state.groups[name].host_blocks
         if name == "first":
             loop.state.queue.remove(loop.state.groups["first"])  # keep it out until the other is there too
             loop.abort("first-rival")
@@ -260,7 +260,7 @@ def test_eng_075_of_two_swapped_prompts_one_loads_and_the_other_waits_without_bl
     running = [name for name, group in loop.state.groups.items() if group.running]
     assert len(running) == 1
     (waiting,) = set(loop.state.groups) - set(running)
-    assert loop.state.groups[waiting].swapped
+    assert loop.state.groups[waiting].host_blocks
     assert not any(sequence.table for sequence in loop.state.groups[waiting].waiting)
     loop.run()
     for name, length in (("first", 4096), ("second", 4080)):
@@ -324,3 +324,18 @@ def test_after_its_last_preemption_a_request_is_left_alone():
     assert loop.preemptions
     assert set(loop.preemptions.values()) == {1}
     assert len(loop.finished) == 12
+
+
+def test_overlap_leaves_no_step_empty_while_a_sequence_runs():
+    loop = Loop(SchedulerSettings(policy="Fifo"), make_capacity(40), overlap=True)
+    requests = [make_request("a", 5, 30), make_request("b", 9, 30)]
+    for request in requests:
+        loop.add(request)
+    loop.run()
+    assert [loop.output(request.request_id) for request in requests] == [
+        expect(request) for request in requests
+    ]
+    working = loop.plans[: 1 + 29]
+    assert [len(plan.rows) for plan in working] == [2] * 30, (
+        "a token in flight must not hold back the next step"
+    )

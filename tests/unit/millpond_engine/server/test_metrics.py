@@ -10,7 +10,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.engine_server import Running, Setup, run_engine
 
 from millpond_common.contract import headers, metrics
-from millpond_common.contract.engine_config import ClassConfig, SchedulingConfig, TenantConfig
+from millpond_common.contract.engine_config import (
+    ClassConfig,
+    EngineConfig,
+    PriceConfig,
+    SchedulingConfig,
+    TenantConfig,
+)
 from millpond_engine.fake.cost import CostModel
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -285,3 +291,72 @@ async def test_a_deadline_from_the_gateway_that_has_passed_is_a_miss() -> None:
         await engine.post("/v1/completions", body, **{headers.DEADLINE: "60000"})
         samples = await scrape(engine)
         assert total(samples, "millpond_engine_deadline_misses_total", target="ttft") == 1
+
+
+async def test_blocks_are_reported_by_the_tenant_who_computed_them() -> None:
+    scheduling = SchedulingConfig(tenants=(TenantConfig(name="acme"), TenantConfig(name="zeta")))
+    setup = Setup(scheduling=scheduling, cost=CostModel(decode_step_seconds=0.02), output_tokens=300)
+    async with run_engine(setup) as engine:
+        name = "millpond_engine_kv_tenant_num_blocks"
+        samples = await scrape(engine)
+        assert {dict(labels)["tenant"] for (n, labels) in samples if n == name} == {"acme", "zeta", "other"}
+        assert total(samples, name) == 0
+        body = {"prompt": "a" * 160, "max_tokens": 4}
+        assert (await engine.post("/v1/completions", body, **{headers.TENANT: "acme"}))[0] == 200
+        running = {"prompt": "z" * 80, "max_tokens": 100}
+        task = asyncio.create_task(engine.post("/v1/completions", running, **{headers.TENANT: "stranger"}))
+        await engine.wait_for(lambda: engine.context.thread.snapshot.counts.num_running == 1)
+        await asyncio.sleep(0.2)
+        samples = await scrape(engine)
+        assert total(samples, name, tenant="acme", tier="device", state="cached") == 10
+        assert total(samples, name, tenant="acme", state="in_use") == 0
+        assert total(samples, name, tenant="other", tier="device", state="in_use") >= 6
+        assert total(samples, name, tenant="zeta") == 0
+        for state in ("cached", "in_use"):
+            everything = total(samples, "millpond_engine_kv_num_blocks", tier="device", state=state)
+            assert total(samples, name, tier="device", state=state) == everything
+        await task
+
+
+async def test_block_seconds_are_blocks_times_the_time_they_were_held() -> None:
+    scheduling = SchedulingConfig(
+        classes=(ClassConfig(name="interactive"), ClassConfig(name="batch")),
+        tenants=(TenantConfig(name="acme"),),
+    )
+    setup = Setup(scheduling=scheduling, cost=CostModel(decode_step_seconds=0.02))
+    async with run_engine(setup) as engine:
+        name = "millpond_engine_kv_block_seconds_total"
+        assert total(await scrape(engine), name) == 0
+        started = time.monotonic()
+        given = {headers.TENANT: "acme", headers.CLASS: "batch"}
+        body = {"prompt": "x" * 150, "max_tokens": 40}  # 10 blocks at first, 12 at the end
+        assert (await engine.post("/v1/completions", body, **given))[0] == 200
+        seconds = time.monotonic() - started
+        await engine.settle()
+        samples = await scrape(engine)
+        held = total(samples, name, tenant="acme", **{"class": "batch"})
+        assert 10 * (seconds - 0.2) <= held <= 12 * seconds
+        assert total(samples, name) == held
+        await asyncio.sleep(0.3)
+        assert total(await scrape(engine), name) == held, "cached blocks are nobody's cost"
+
+
+async def test_cost_is_device_time_times_the_price() -> None:
+    config = EngineConfig(
+        model_name="fake",
+        model_path="fake",
+        max_model_tokens=512,
+        scheduling=SchedulingConfig(tenants=(TenantConfig(name="acme"),)),
+        price=PriceConfig(per_device_hour=3.6, currency="EUR"),
+    )
+    async with run_engine(Setup(config=config, cost=CostModel(decode_step_seconds=0.01))) as engine:
+        assert total(await scrape(engine), "millpond_engine_cost_total", currency="EUR", tenant="acme") == 0
+        given = {headers.TENANT: "acme"}
+        assert (await engine.post("/v1/completions", {"prompt": "x", "max_tokens": 20}, **given))[0] == 200
+        await engine.settle()
+        samples = await scrape(engine)
+        for tenant in ("acme", "other", ""):
+            seconds = total(samples, "millpond_engine_gpu_seconds_total", tenant=tenant)
+            cost = total(samples, "millpond_engine_cost_total", tenant=tenant, currency="EUR")
+            assert abs(cost - seconds / 1000) < 1e-9
+        assert total(samples, "millpond_engine_cost_total", tenant="acme") > 0.1 / 1000
