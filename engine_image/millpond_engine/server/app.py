@@ -17,6 +17,7 @@ from millpond_engine.server.errors import RequestError
 from millpond_engine.server.exposition import handle_metrics
 from millpond_engine.server.generation import StreamEndedError
 from millpond_engine.server.intake import get_request_id
+from millpond_engine.server.protocol import EngineProtocol
 
 log = structlog.get_logger(__name__)
 
@@ -65,8 +66,17 @@ def _make_app(context: ServerContext) -> web.Application:
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     """Request id and epoch on every response, streams and errors included."""
-    response.headers[headers.REQUEST_ID] = request.get(REQUEST_ID) or get_request_id(request)
-    response.headers[headers.EPOCH] = request.app[CONTEXT].epoch
+    if isinstance(request.protocol, EngineProtocol):
+        request.protocol.begin_answer()
+    set_common_headers(
+        response, request.get(REQUEST_ID) or get_request_id(request), request.app[CONTEXT].epoch
+    )
+
+
+def set_common_headers(response: web.StreamResponse, request_id: str, epoch: str) -> None:
+    """What every response says."""
+    response.headers[headers.REQUEST_ID] = request_id
+    response.headers[headers.EPOCH] = epoch
     response.headers["Server"] = "millpond"
 
 
@@ -74,6 +84,9 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
 async def _shape_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn whatever goes wrong before the status line into an OpenAI error."""
     request[REQUEST_ID] = get_request_id(request)
+    protocol = request.protocol if isinstance(request.protocol, EngineProtocol) else None
+    if protocol is not None:
+        protocol.serve(request)
     try:
         return await handler(request)
     except RequestError as error:

@@ -13,10 +13,13 @@ from dataclasses import dataclass
 import structlog
 from aiohttp import web
 
+from millpond_common.contract.openai import ApiError
 from millpond_engine.loop.snapshot import LoopPhase
 from millpond_engine.server.admin import make_admin_app
-from millpond_engine.server.app import make_tenant_app
+from millpond_engine.server.app import make_error_response, make_tenant_app, set_common_headers
 from millpond_engine.server.context import ServerContext
+from millpond_engine.server.intake import get_request_id
+from millpond_engine.server.protocol import EngineProtocol, EngineSite
 
 log = structlog.get_logger(__name__)
 
@@ -97,25 +100,33 @@ class Server:
         self._failed.set()
 
     async def _listen(self, app: web.Application, host: str, port: int) -> int:
-        runner = web.AppRunner(
-            app,
-            handle_signals=False,
-            handler_cancellation=True,
-            access_log=None,
-            auto_decompress=False,  # a small body must not become a large one before its size is checked
-            keepalive_timeout=self._context.limits.idle_connection_seconds,
-            # More than the gateway takes for a whole head: what it lets through is read here, not refused as plain text.
-            max_line_size=_MAX_HEAD_BYTES,
-            max_field_size=_MAX_HEAD_BYTES,
-            shutdown_timeout=1.0,
-            lingering_time=2.0,
-        )
+        runner = web.AppRunner(app, handle_signals=False, handler_cancellation=True, shutdown_timeout=1.0)
         await runner.setup()
         self._runners.append(runner)
         listener = _bind(host, port)
-        site = web.SockSite(runner, listener, backlog=1024)
-        await site.start()
+        await EngineSite(runner, listener, lambda: self._make_protocol(runner.server)).start()
         return int(listener.getsockname()[1])
+
+    def _make_protocol(self, server: web.Server | None) -> EngineProtocol:
+        assert server is not None, "only a set-up runner accepts connections"
+
+        def answer(request: web.BaseRequest, error: ApiError) -> web.Response:
+            response = make_error_response(error)
+            set_common_headers(response, get_request_id(request), self._context.epoch)
+            return response
+
+        return EngineProtocol(
+            server,
+            answer,
+            loop=asyncio.get_running_loop(),
+            access_log=None,
+            auto_decompress=False,  # a small body must not become a large one before its size is checked
+            keepalive_timeout=self._context.limits.idle_connection_seconds,
+            # More than the gateway takes for a whole head: what it lets through is read here, not refused.
+            max_line_size=_MAX_HEAD_BYTES,
+            max_field_size=_MAX_HEAD_BYTES,
+            lingering_time=2.0,
+        )
 
 
 def _bind(host: str, port: int) -> socket.socket:
