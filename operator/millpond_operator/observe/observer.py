@@ -13,6 +13,7 @@ from millpond_operator.api.status import ModelStatus, get_condition, parse_model
 from millpond_operator.desired import names
 from millpond_operator.desired.children import list_claims, list_secrets
 from millpond_operator.desired.kinds import CHILDREN, CLAIM, DEPLOYMENT, POD, POOL, SECRET
+from millpond_operator.desired.model import make_files_digest
 from millpond_operator.desired.revision import compute_revision
 from millpond_operator.observe.claims import ClaimWatcher
 from millpond_operator.observe.nodes import NodeWatcher
@@ -127,7 +128,7 @@ class Observer:
             probes=answers,
             fetch_progress=progress,
             announced=self._progress.get_facts(pods),
-            sibling_models=self._list_sibling_models(namespace, name),
+            sibling_models=() if settled else self._list_sibling_models(pool),
             missing_secrets=missing_secrets,
             missing_claims=missing_claims,
             capacity=await self._find_capacity(pool, pods, workloads, needs),
@@ -139,8 +140,11 @@ class Observer:
             return snapshot
         return dataclasses.replace(snapshot, device_memory=await self._find_device_memory(pool, needs))
 
-    def _list_sibling_models(self, namespace: str, name: str) -> tuple[ModelStatus, ...]:
+    def _list_sibling_models(self, pool: InferencePool) -> tuple[ModelStatus, ...]:
         """Sizes that other pools of the namespace know; read from their status without the rest of it."""
+        namespace, name = pool.key
+        if pool.status.model is not None and pool.status.model.files == make_files_digest(pool):
+            return ()
         others = (s.body for s in self._store.list_in_namespace(POOL, namespace))
         told = [(b.get("status") or {}).get("model") for b in others if b["metadata"]["name"] != name]
         return tuple(found for data in told if data and (found := parse_model_status(data)) is not None)
