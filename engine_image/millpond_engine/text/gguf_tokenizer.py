@@ -1,4 +1,4 @@
-"""Tokenizer from a GGUF file's metadata: byte-level BPE with the pre-tokenizer the file names.
+"""Tokenizer from a GGUF file's metadata: byte-level BPE with the pre-tokenizer the file names, or SentencePiece.
 
 Reference: `tokenizer.ggml.*` keys of the GGUF specification; the split patterns are those that the model
 families publish in their tokenizer.json.
@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from millpond_engine.gguf_header import GgufHeaderError, read_gguf_header
 from millpond_engine.text.hub_tokenizer import HubTokenizer
+from millpond_engine.text.sentencepiece import make_sentencepiece
 from millpond_engine.text.tokenizer import TokenizerError, TokenizerFacts
 
 _CONTROL, _USER_DEFINED = 3, 4
@@ -59,18 +60,45 @@ def load_gguf_tokenizer(path: Path) -> HubTokenizer:
     except GgufHeaderError as error:
         raise TokenizerError(str(error)) from error
     kind = data.get("tokenizer.ggml.model")
-    if kind != "gpt2":
-        raise TokenizerError(f"{path.name}: tokenizer model {kind!r} is not served; byte-level BPE (gpt2) is")
+    tokens: list[str] = data.get("tokenizer.ggml.tokens", [])
+    if kind not in ("gpt2", "llama") or not tokens:
+        message = "byte-level BPE (gpt2) and SentencePiece (llama) with a list of tokens are"
+        raise TokenizerError(f"{path.name}: tokenizer model {kind!r} is not served; {message}")
+    tokenizer = _load_pieces(path, data, tokens) if kind == "llama" else _load_byte_level(path, data, tokens)
+    control = _add_tokens(tokenizer, tokens, data.get("tokenizer.ggml.token_type", []))
+    _add_bos(tokenizer, tokens, data)
+    return HubTokenizer(tokenizer, _make_facts(data, tokens, control), byte_level=kind == "gpt2")
+
+
+def _load_byte_level(path: Path, data: dict[str, Any], tokens: list[str]) -> tokenizers.Tokenizer:
     name = str(data.get("tokenizer.ggml.pre", "default"))
     split = _SPLITS.get(_ALIASES.get(name, name))
     if split is None:
         known = ", ".join(sorted(_SPLITS))
         raise TokenizerError(f"{path.name}: pre-tokenizer {name!r} is not known; known are {known}")
-    tokens: list[str] = data["tokenizer.ggml.tokens"]
-    tokenizer = _make_tokenizer(tokens, data.get("tokenizer.ggml.merges", []), split)
-    control = _add_tokens(tokenizer, tokens, data.get("tokenizer.ggml.token_type", []))
-    _add_bos(tokenizer, tokens, data)
-    return HubTokenizer(tokenizer, _make_facts(data, tokens, control), byte_level=True)
+    return _make_tokenizer(tokens, data.get("tokenizer.ggml.merges", []), split)
+
+
+def _load_pieces(path: Path, data: dict[str, Any], tokens: list[str]) -> tokenizers.Tokenizer:
+    scores = data.get("tokenizer.ggml.scores", [])
+    if len(scores) != len(tokens):
+        raise TokenizerError(
+            f"{path.name}: {len(tokens)} tokens have {len(scores)} scores; a SentencePiece file has one each"
+        )
+    unknown = data.get("tokenizer.ggml.unknown_token_id")
+    return make_sentencepiece(
+        tokens,
+        scores,
+        unknown=tokens[unknown] if unknown is not None and unknown < len(tokens) else None,
+        add_space=_adds_space(data),
+    )
+
+
+def _adds_space(data: dict[str, Any]) -> bool:
+    """SentencePiece vocabularies put a space before a text unless the file says otherwise."""
+    return data.get("tokenizer.ggml.model") == "llama" and bool(
+        data.get("tokenizer.ggml.add_space_prefix", True)
+    )
 
 
 def _make_tokenizer(tokens: list[str], merges: list[str], split: _Split) -> tokenizers.Tokenizer:
@@ -103,7 +131,8 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, tokens: list[str], types: list[
 
 def _add_bos(tokenizer: tokenizers.Tokenizer, tokens: list[str], data: dict[str, Any]) -> None:
     bos = data.get("tokenizer.ggml.bos_token_id")
-    if bos is not None and data.get("tokenizer.ggml.add_bos_token"):
+    by_default = data.get("tokenizer.ggml.model") == "llama"  # older files of this kind have no flag
+    if bos is not None and data.get("tokenizer.ggml.add_bos_token", by_default):
         text = tokens[bos]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{text} $A", pair=None, special_tokens=[(text, bos)]
@@ -127,4 +156,5 @@ def _make_facts(data: dict[str, Any], tokens: list[str], control: frozenset[int]
         bos_token_id=data.get("tokenizer.ggml.bos_token_id"),
         chat_template=data.get("tokenizer.chat_template"),
         template_variables=variables,
+        adds_space=_adds_space(data),
     )

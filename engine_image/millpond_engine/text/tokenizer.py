@@ -23,6 +23,8 @@ class TokenizerFacts:
     chat_template: str | None = None
     template_variables: dict[str, str] = field(default_factory=dict)
     """Names of special tokens that chat templates use: bos_token, eos_token, …"""
+    adds_space: bool = False
+    """Encoding puts a space before a text, which decoding the whole takes away again."""
 
 
 class Tokenizer(Protocol):
@@ -48,8 +50,14 @@ class TokenizerError(ValueError):
 
 def decode(tokenizer: Tokenizer, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
     """Text of `token_ids`; bytes that are no character become U+FFFD."""
-    special = tokenizer.facts.special_token_ids if skip_special_tokens else frozenset()
+    facts = tokenizer.facts
+    special = facts.special_token_ids if skip_special_tokens else frozenset()
     pieces = [tokenizer.token_bytes(token) for token in token_ids if token not in special]
+    if facts.adds_space:
+        first = next((i for i, token in enumerate(token_ids) if token not in facts.special_token_ids), None)
+        offset = 0 if first is None else first - sum(1 for token in token_ids[:first] if token in special)
+        if first is not None and pieces[offset].startswith(b" "):
+            pieces[offset] = pieces[offset][1:]
     return b"".join(pieces).decode("utf-8", "replace")
 
 
