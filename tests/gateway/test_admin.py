@@ -8,10 +8,10 @@ import time
 import httpx
 import msgspec
 import pytest
-from tests.fixtures.gateway import MODEL, MakeEngine, MakeGateway, Script
+from tests.fixtures.gateway import MODEL, MakeEngine, MakeGateway, RunningGateway, Script
 from tests.gateway.wire import STREAM_BODY, ask, make_request, talk
 
-from millpond_common.contract.gateway_report import GatewayReport, ProbeResult
+from millpond_common.contract.gateway_report import GatewayReport, ProbeResult, RevisionReport
 
 
 async def test_health_and_readiness(make_engine: MakeEngine, make_gateway: MakeGateway) -> None:
@@ -130,3 +130,33 @@ async def test_gw_036_suspects_are_probed_and_a_failing_probe_ejects(
     statuses = [(await ask(gateway, make_request())).status for _ in range(12)]
     assert statuses == [200] * 12
     assert len(broken.seen) == seen
+
+
+async def fetch_revision(gateway: RunningGateway, least: int) -> RevisionReport:
+    """What the report, which is renewed now and then, says of the only revision once it counted `least` requests."""
+    async with httpx.AsyncClient(base_url=gateway.admin_url) as client, asyncio.timeout(5):
+        while True:
+            report = msgspec.json.decode((await client.get("/v1/report")).content, type=GatewayReport)
+            found = report.pools[0].revisions
+            if found and found[0].num_requests >= least:
+                return found[0]
+            await asyncio.sleep(0.05)
+
+
+async def test_op_034_the_report_counts_each_revision_apart(
+    make_engine: MakeEngine, make_gateway: MakeGateway
+) -> None:
+    """What a rollout's gate is judged from: answers, failures and times to first token of real requests."""
+    counted = {}
+    scripts = {"good": (Script(first_seconds=0.05), 10), "bad": (Script(die_before_head=True), 1)}
+    for name, (script, least) in scripts.items():
+        engine = await make_engine(script=script)
+        gateway = await make_gateway(engine, options={"static": (f"{MODEL}={engine.url}?revision={name}",)})
+        await asyncio.gather(*(talk(gateway, make_request(STREAM_BODY), seconds=30) for _ in range(10)))
+        counted[name] = await fetch_revision(gateway, least)
+        assert counted[name].revision == name
+    assert (counted["good"].num_requests, counted["good"].num_failed) == (10, 0)
+    assert sum(count for _, count in counted["good"].ttft_counts) == 10
+    assert min(bound for bound, _ in counted["good"].ttft_counts) >= 50
+    assert counted["bad"].num_failed == counted["bad"].num_requests >= 1
+    assert counted["bad"].ttft_counts == ()

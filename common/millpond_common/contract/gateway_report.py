@@ -26,6 +26,17 @@ class EndpointReport(msgspec.Struct, frozen=True, rename="camel"):
     epoch: str | None = None
 
 
+class RevisionReport(msgspec.Struct, frozen=True, rename="camel"):
+    """How one revision did at this gateway since it saw it first. Whole numbers, so that reports can be added up."""
+
+    revision: str
+    num_requests: int
+    """Attempts that say something about the replica: neither a client's fault, nor an overload."""
+    num_failed: int
+    ttft_counts: tuple[tuple[int, int], ...] = ()
+    """Requests by time to first token: upper bound in milliseconds, count; ascending, empty buckets left out."""
+
+
 class PoolReport(msgspec.Struct, frozen=True, rename="camel"):
     """Demand and endpoints of one pool at this gateway. Rates are means over the named window, absent while it is not full."""
 
@@ -43,6 +54,8 @@ class PoolReport(msgspec.Struct, frozen=True, rename="camel"):
     ttft_p90_milliseconds: dict[str, int] = {}
     """Per class, over the last minute; a class without requests is absent."""
     last_request_seconds_ago: float | None = None
+    revisions: tuple[RevisionReport, ...] = ()
+    """Of the replicas it knows now; absent until a request went to one."""
 
 
 class GatewayReport(msgspec.Struct, frozen=True, rename="camel"):

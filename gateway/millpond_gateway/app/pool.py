@@ -42,6 +42,7 @@ from millpond_gateway.flow.records import (
     TenantPolicy,
     Verdict,
 )
+from millpond_gateway.flow.trials import TrialBook
 from millpond_gateway.proxy.dispatch import Call, Decision, Ending, Outcome, Record, Target, Waiter
 from millpond_gateway.routing.keys import TokenEstimator
 from millpond_gateway.routing.records import (
@@ -86,6 +87,7 @@ class PoolState:
         self.budgets = Budgets()
         self.outliers = OutlierBook()
         self.hedges = HedgeDesk(flow.hedge_percent)
+        self.trials = TrialBook()
         self.verdict = _NO_OUTLIERS
         self.estimator = TokenEstimator()
         self._waiting: dict[str, Waiting] = {}
@@ -121,6 +123,7 @@ class PoolState:
             None if None in capacities else max(capacities, key=lambda entry: entry or 0, default=None)
         )
         self.outliers.keep_only(endpoint.uid for endpoint in endpoints)
+        self.trials.set_endpoints({endpoint.pod: endpoint.revision for endpoint in endpoints})
         if any(view.ready for view in endpoints):
             self._cold_since = None
         self.pump(now)
@@ -273,6 +276,7 @@ class PoolState:
                 self.outliers.note_probe(target.endpoint.uid, ok=evidence is Evidence.SUCCESS)
             else:
                 self.outliers.note(target.endpoint.uid, evidence, client=client, now=now)
+                self.trials.note_attempt(target.endpoint.pod, evidence)
         self.pump(now)
 
     def finish(self, call: Call, record: Record, now: float) -> Usage | None:
@@ -290,6 +294,7 @@ class PoolState:
             self.demand.output(usage.output_tokens, now)
         if record.first_byte_seconds is not None and record.status == 200 and call.body.stream:
             self.demand.first_token(record.traffic_class, record.first_byte_seconds, now)
+            self.trials.note_first_token(record.endpoint, record.first_byte_seconds)
         return usage
 
     # Peers: requests of other gateways count against the tenants' limits here.

@@ -37,6 +37,7 @@ def _report_pool(name: str, state: PoolState, now: float) -> PoolReport:
         queued_tokens=sum(endpoint.uncached_tokens for endpoint in endpoints),
         ttft_p90_milliseconds=demand.ttft_p90_milliseconds,
         last_request_seconds_ago=demand.last_request_seconds_ago,
+        revisions=state.trials.report(),
     )
 
 
