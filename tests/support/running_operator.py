@@ -34,7 +34,12 @@ def make_settings(
         operator_namespace=namespace,
     )
     settings = OperatorSettings(
-        plan=PlanSettings(build=build, moving_recheck_seconds=0.5, settled_recheck_seconds=5.0),
+        plan=PlanSettings(
+            build=build,
+            moving_recheck_seconds=0.5,
+            settled_recheck_seconds=5.0,
+            draining_recheck_seconds=1.0,
+        ),
         lease=LeaseSettings(namespace=namespace, duration=6.0, deadline=4.0, period=0.5),
         identity=identity,
         namespaces=(namespace,),

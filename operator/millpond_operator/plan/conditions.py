@@ -19,6 +19,8 @@ def judge_all(facts: Facts, ready: Judgement) -> list[Judgement]:
     if facts.pool.is_paused:
         ready = _pause(ready)
     judged = [ready, judge_progressing(facts, ready), judge_model(facts), judge_degraded(facts)]
+    if facts.fit is not None:
+        judged.append(facts.fit.judgement)
     if facts.decisions:
         judged += facts.decisions[0].judgements
     return judged
@@ -51,6 +53,8 @@ def judge_progressing(facts: Facts, ready: Judgement) -> Judgement:
         ConditionReason.CHILD_NOT_OURS,
         ConditionReason.SCALED_TO_ZERO,
         ConditionReason.INVALID_SPEC,
+        ConditionReason.ROLLED_BACK,
+        ConditionReason.MODEL_TOO_LARGE,
     )
     return Judgement(kind, not stuck, ready.reason, ready.message)
 
@@ -123,6 +127,6 @@ def list_ignored(facts: Facts) -> list[str]:
         ignored.append("spec.engine.kvCache.disk")
     if spec.engine.kv_cache.store is not None:
         ignored.append("spec.engine.kvCache.store")
-    if spec.rollout.gate is not None:
-        ignored.append("spec.rollout.gate")
+    if spec.rollout.gate is not None and not spec.gateway.enabled:
+        ignored.append("spec.rollout.gate, which gateways measure")
     return ignored

@@ -29,6 +29,7 @@ WARNINGS = {
     ConditionReason.NOT_SUPPORTED,
     ConditionReason.INVALID_SPEC,
     ConditionReason.PROBE_FAILED,
+    ConditionReason.ROLLED_BACK,
 }
 WATCHED = (ConditionType.READY, ConditionType.PROGRESSING)
 """Conditions whose transitions are told; the others show the same causes."""

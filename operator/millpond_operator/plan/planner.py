@@ -14,6 +14,7 @@ from millpond_operator.plan.children import ChildrenPlan, drop_old_records, plan
 from millpond_operator.plan.conditions import judge_all
 from millpond_operator.plan.deletion import plan_deletion
 from millpond_operator.plan.facts import Facts
+from millpond_operator.plan.known_model import judge_fits
 from millpond_operator.plan.notes import note_scaling, note_transitions
 from millpond_operator.plan.ready import judge_ready
 from millpond_operator.plan.scale import ReplicaDecision, decide_replicas, find_current, find_owner
@@ -36,22 +37,24 @@ def plan(
     if pool.is_deleting:
         return _plan_deleting(snapshot, settings, now)
     supported = pool.spec.disaggregation is None
-    made, roles = _plan_roles(snapshot, settings, decisions or {}) if supported else ((), ())
+    fit = judge_fits(snapshot) if supported else None
+    refused = fit.refused if fit is not None else frozenset()
+    made, roles = _plan_roles(snapshot, settings, decisions or {}, refused) if supported else ((), ())
     children = plan_children(snapshot, settings) if supported else NO_CHILDREN
-    facts = Facts(snapshot, roles, made, children, settings, now)
+    facts = Facts(snapshot, roles, made, children, settings, now, fit)
     actions = () if pool.is_paused or not supported else _list_actions(facts)
     return _finish(facts, actions)
 
 
 def _plan_roles(
-    snapshot: PoolSnapshot, settings: PlanSettings, decisions: Decisions
+    snapshot: PoolSnapshot, settings: PlanSettings, decisions: Decisions, refused: frozenset[str]
 ) -> tuple[tuple[ReplicaDecision, ...], tuple[RolePlan, ...]]:
     made, roles = [], []
     for role in list_roles(snapshot.pool):
         current = find_current(snapshot, role.role.lower())
         decision = decide_replicas(role, current, decisions.get(role.role), find_owner(snapshot))
         made.append(decision)
-        roles.append(plan_role(snapshot, role, decision, settings))
+        roles.append(plan_role(snapshot, role, decision, settings, refused=role.role in refused))
     return tuple(made), tuple(roles)
 
 
@@ -62,7 +65,7 @@ def _list_actions(facts: Facts) -> tuple[Action, ...]:
     actions += [action for role in facts.roles for action in role.actions]
     actions += facts.children.applies
     actions += facts.children.deletes
-    in_use = {workload.name for workload in facts.snapshot.workloads}
+    in_use = {workload.name for workload in facts.snapshot.workloads} | facts.rejected_records
     records = [role.record for role in facts.roles]
     actions += drop_old_records(facts.snapshot, records, in_use=in_use, history=facts.settings.history)
     return tuple(actions)
@@ -74,20 +77,27 @@ def _plan_deleting(snapshot: PoolSnapshot, settings: PlanSettings, now: float) -
 
 
 def _finish(facts: Facts, actions: tuple[Action, ...]) -> PoolPlan:
-    pool, settings = facts.pool, facts.settings
+    pool = facts.pool
     ready = judge_ready(facts)
     judgements = judge_all(facts, ready)
     status = make_status(facts, judgements)
     events = [note for role in facts.roles for note in role.events] if actions else []
     events += note_scaling(pool.status, facts.desired, facts.decisions) if actions else []
     events += note_transitions(pool.status, status)
-    settled = bool(ready.status) and not actions and not facts.rolling
     return PoolPlan(
         actions=actions,
         status=None if status == pool.status else status,
         events=tuple(events),
-        recheck_seconds=settings.settled_recheck_seconds if settled else settings.moving_recheck_seconds,
+        recheck_seconds=_choose_recheck(facts, moving=not ready.status or bool(actions) or facts.rolling),
     )
+
+
+def _choose_recheck(facts: Facts, *, moving: bool) -> float:
+    settings = facts.settings
+    if moving:
+        return settings.moving_recheck_seconds
+    draining = any(pod.deleting for pod in facts.snapshot.pods)
+    return settings.draining_recheck_seconds if draining else settings.settled_recheck_seconds
 
 
 def plan_invalid(metadata: PoolMetadata, before: PoolStatus, problem: str, now: float) -> PoolPlan:

@@ -73,11 +73,30 @@ def _check_claims(facts: Facts) -> tuple[ConditionReason, str] | None:
     return ConditionReason.CLAIM_NOT_FOUND, f"{text}; create it, the pool goes on by itself"
 
 
+def _check_fit(facts: Facts) -> tuple[ConditionReason, str] | None:
+    if facts.fit is None or not facts.fit.refused:
+        return None
+    text = f"{facts.fit.judgement.message}; no replica of this revision is started until the spec or the nodes change"
+    return ConditionReason.MODEL_TOO_LARGE, text
+
+
 def _check_zero(facts: Facts) -> tuple[ConditionReason, str] | None:
     """Zero replicas are fine only where a request wakes the pool."""
     if facts.desired > 0 or facts.pool.spec.scaling is not None:
         return None
     return ConditionReason.SCALED_TO_ZERO, "spec.replicas is 0, so no replica answers; raise it to serve"
+
+
+def _check_rejected(facts: Facts) -> tuple[ConditionReason, str] | None:
+    """The pool serves, but not what its spec asks for."""
+    for role in facts.roles:
+        if role.rejection is not None:
+            text = (
+                f"revision {role.wanted_revision} was rolled back to {role.rejection.fallback}:"
+                f" {role.rejection.message}; change the spec or the gate to try again"
+            )
+            return ConditionReason.ROLLED_BACK, text
+    return None
 
 
 def _check_problems(facts: Facts) -> tuple[ConditionReason, str] | None:
@@ -176,7 +195,9 @@ CHECKS: tuple[Check, ...] = (
     _check_foreign,
     _check_secrets,
     _check_claims,
+    _check_fit,
     _check_zero,
+    _check_rejected,
     _check_problems,
     _check_failures,
     _check_rollout,

@@ -8,6 +8,7 @@ Rules, for `desired` replicas:
 - New replicas never push the number of pods, leaving ones included, above desired + surge (Surge) or above desired
   (Replace): what leaves still holds its GPU.
 - Old replicas that are not ready go at once and use no budget.
+- While the new revision is on trial (a gate), it stands for nothing: old replicas that answer stay up to that count.
 - Old replicas that are ready go only while at least desired - maxUnavailable replicas answer; a new replica answers
   when it is ready, every gateway routes to it and a real request through the gateway succeeded.
 """
@@ -42,6 +43,8 @@ class RoleInput:
     now: float
     patience_seconds: float
     """How long a new pod may find no room before old ones make some."""
+    baking: bool = False
+    """The new revision is on trial: its replicas do not stand for old ones yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +139,8 @@ def _compute_surge(state: RoleInput) -> int:
 def _shrink_old(state: RoleInput, old: list[Workload], mode: Mode) -> dict[str, int]:
     """Counts of the other revisions, oldest first."""
     tolerated = max(1, state.max_unavailable) if mode == "Replace" else state.max_unavailable
-    answering = sum(_count_surviving(state, w, answering_only=True) for w in state.workloads)
+    standing = old if state.baking else state.workloads
+    answering = sum(_count_surviving(state, w, answering_only=True) for w in standing)
     budget = max(0, answering - max(0, state.desired - tolerated))
     counts = {}
     for workload in old:

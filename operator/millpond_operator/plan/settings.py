@@ -19,6 +19,8 @@ class PlanSettings:
     settled_recheck_seconds: float = 60.0
     moving_recheck_seconds: float = 1.0
     """First look after a change; later ones are further apart while nothing happens."""
+    draining_recheck_seconds: float = 5.0
+    """While a replica leaves a pool that is settled otherwise, since status tells what is left on it."""
     unschedulable_patience_seconds: float = 30.0
     """How long a surge pod may wait for room (a node on its way) before old replicas make room for it."""
     delete_margin_seconds: float = 60.0

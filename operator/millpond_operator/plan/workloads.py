@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from millpond_common.contract import labels
 from millpond_common.contract.reasons import ConditionReason
 from millpond_operator.api.pool import RoleView
+from millpond_operator.api.spec import GateSpec
 from millpond_operator.desired.children import make_owner
 from millpond_operator.desired.kinds import CONFIG_MAP, DEPLOYMENT
 from millpond_operator.desired.names import make_workload_name
@@ -23,6 +24,7 @@ from millpond_operator.plan.actions import STAGE_FIRST, STAGE_WORKLOADS, Action,
 from millpond_operator.plan.answering import list_answering
 from millpond_operator.plan.children import describe_foreign, is_ours
 from millpond_operator.plan.drift import has_drifted
+from millpond_operator.plan.gate import Rejection, Trial, judge_trial
 from millpond_operator.plan.rollout import RoleCounts, RoleInput, plan_counts
 from millpond_operator.plan.scale import ReplicaDecision
 from millpond_operator.plan.settings import PlanSettings
@@ -44,6 +46,10 @@ class RolePlan:
     events: tuple[EventNote, ...]
     foreign: tuple[str, ...]
     record: RevisionRecord
+    rejection: Rejection | None = None
+    """Why the revision the spec asks for is not the one above."""
+    wanted_revision: str = ""
+    """The one the spec asks for."""
 
     @property
     def current_pods(self) -> tuple[Pod, ...]:
@@ -52,14 +58,23 @@ class RolePlan:
 
 
 def plan_role(
-    snapshot: PoolSnapshot, role: RoleView, decision: ReplicaDecision, settings: PlanSettings
+    snapshot: PoolSnapshot,
+    role: RoleView,
+    decision: ReplicaDecision,
+    settings: PlanSettings,
+    *,
+    refused: bool = False,
 ) -> RolePlan:
-    """Decide counts and writes of one role."""
+    """Decide counts and writes of one role; with `refused` its current revision gets no replica and others stay."""
     desired = decision.replicas
-    label, revision = role.role.lower(), compute_revision(snapshot.pool, role)
+    label, wanted = role.role.lower(), compute_revision(snapshot.pool, role)
     workloads = tuple(w for w in snapshot.workloads if w.role == label and not w.deleting)
     pods = tuple(pod for pod in snapshot.pods if pod.role == label)
-    answering = list_answering(snapshot, pods, current=revision)
+    answering = list_answering(snapshot, pods, current=wanted)
+    trial = judge_trial(snapshot, wanted, workloads, role=label, answering=answering)
+    revision = trial.revision
+    if revision != wanted:
+        answering = list_answering(snapshot, pods, current=revision)
     rollout = snapshot.pool.spec.rollout
     capacity = snapshot.capacity
     counts = plan_counts(
@@ -75,12 +90,58 @@ def plan_role(
             fitting=capacity.fitting_replicas.get(label) if capacity is not None else None,
             now=snapshot.observed_at,
             patience_seconds=settings.unschedulable_patience_seconds,
+            baking=trial.baking,
         )
     )
+    counts = _explain_trial(counts, trial, rollout.gate, wanted)
+    if refused:
+        counts = hold_back(counts, revision, workloads)
     record = find_record(snapshot, role, revision, settings)
     writes = _Writes(snapshot, workloads, pods, counts, record, decision.cached_values)
     actions, events, foreign = writes.list_all()
-    return RolePlan(role, revision, desired, counts, pods, answering, actions, events, foreign, record)
+    if trial.verdict is not None and not foreign:
+        actions = (_reject(snapshot, record, trial.verdict), *actions)
+    return RolePlan(
+        role,
+        revision,
+        desired,
+        counts,
+        pods,
+        answering,
+        actions,
+        events,
+        foreign,
+        record,
+        rejection=trial.rejection,
+        wanted_revision=wanted,
+    )
+
+
+def _explain_trial(counts: RoleCounts, trial: Trial, gate: GateSpec | None, wanted: str) -> RoleCounts:
+    if not counts.rolling or gate is None:
+        return counts
+    if trial.rejection is not None:
+        text = f"revision {wanted} leaves again: {trial.rejection.message}"
+        return replace(counts, reason=ConditionReason.ROLLED_BACK, message=text)
+    if trial.baking and counts.reason == ConditionReason.ROLLING_OUT:
+        text = (
+            f"new replicas are measured against rollout.gate for {gate.bake_seconds} s before old ones leave"
+        )
+        return replace(counts, reason=ConditionReason.BAKING, message=text)
+    return counts
+
+
+def _reject(snapshot: PoolSnapshot, record: RevisionRecord, verdict: Mapping[str, str]) -> Apply:
+    """Write the gate's verdict beside the record it is about."""
+    live = snapshot.find_child(CONFIG_MAP, record.name)
+    manifest = make_record_manifest(make_owner(snapshot.pool), record, annotations=verdict)
+    return Apply(manifest, STAGE_FIRST, uid=live.uid if live is not None else None)
+
+
+def hold_back(counts: RoleCounts, revision: str, workloads: tuple[Workload, ...]) -> RoleCounts:
+    """Counts that start nothing of a revision that cannot run, and keep what runs of others."""
+    held = {w.revision: 0 if w.revision == revision else w.wanted for w in workloads}
+    return replace(counts, by_revision=held, finished=(), rolling=False)
 
 
 def find_record(

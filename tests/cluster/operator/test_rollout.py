@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from tests.support.kubelet import Behaviour
 from tests.support.operator_world import World
 
 from millpond_common.contract import labels
+from millpond_common.contract.gateway_report import RevisionReport
 
 pytestmark = pytest.mark.cluster
 
@@ -104,7 +106,7 @@ def test_a_scale_down_cordons_the_least_valuable_replica_first(world: World) -> 
     names = sorted(pod["metadata"]["name"] for pod in world.list_pods("victims"))
     for value, name in enumerate(names):
         world.gateway.unique_cached_tokens[name] = 1000 * (value + 1)
-    world.behaviours["victims"] = lambda _pod: Behaviour(drain_seconds=20.0)
+    world.behaviours["victims"] = lambda _pod: Behaviour(drain_seconds=6.0)
     world.gateway.open_requests[names[0]] = 5
     world.patch("victims", {"spec": {"replicas": 2}})
     leaving = wait_for(
@@ -141,3 +143,67 @@ def test_an_edited_template_of_a_child_is_put_back(world: World) -> None:
 
     wait_for("the image is put back", is_back)
     world.wait_ready("templated")
+
+
+GATE = {"ttftMilliseconds": 700, "bakeSeconds": 4}
+
+
+def tell(world: World, pool: str, revision: str, ttft_milliseconds: int) -> None:
+    """The gateways counted 50 requests of a revision from now on."""
+    counted = RevisionReport(revision, 50, 0, ((ttft_milliseconds, 50),))
+    world.gateway.demand[pool] = {"revisions": (counted,)}
+
+
+def wait_new_revision(world: World, pool: str, old: str) -> str:
+    """Wait for a ready replica of another revision; its name."""
+    found = wait_for(
+        "a new replica is ready",
+        lambda: [get_revision(p) for p in world.list_pods(pool) if get_revision(p) != old and is_ready(p)],
+    )
+    return str(found[0])
+
+
+def test_op_034_a_revision_above_its_gate_is_halted_and_rolled_back(own_world: World) -> None:
+    world = own_world
+    first = world.start_operator()
+    world.create("gated", replicas=2, rollout={"gate": GATE})
+    good = world.wait_ready("gated")["status"]["revision"]
+    kept = {pod["metadata"]["uid"] for pod in world.list_pods("gated")}
+    world.patch("gated", {"spec": {"engine": {"maxModelTokens": 4096}}})
+    world.wait_reason("gated", "Baking", kind="Progressing")
+    tell(world, "gated", wait_new_revision(world, "gated", good), 1500)
+    condition = world.wait_reason("gated", "RolledBack")
+    assert "1500 ms in 50 requests, the gate allows 700 ms" in condition["message"]
+    wait_for(
+        "only the old revision is left",
+        lambda: {get_revision(p) for p in world.list_pods("gated", leaving=True)} == {good},
+    )
+    assert {pod["metadata"]["uid"] for pod in world.list_pods("gated")} == kept, "nothing good was restarted"
+    status = world.get("gated")["status"]
+    assert (status["revision"], status["readyReplicas"]) == (good, 2)
+    assert world.wait_event("gated", "RolledBack")["type"] == "Warning"
+    first.stop()
+    second = world.start_operator()
+    wait_for("the next operator leads", lambda: second.operator and second.operator.lease.is_leader)
+    for _ in range(20):
+        second.mark("gated")
+    second.resync()
+    assert {get_revision(p) for p in world.list_pods("gated", leaving=True)} == {good}
+    assert world.get_condition("gated")["reason"] == "RolledBack"
+    world.gateway.demand["gated"] = {}
+    world.patch("gated", {"spec": {"engine": None}})
+    assert world.wait_ready("gated")["status"]["revision"] == good
+
+
+def test_op_034_a_revision_within_its_gate_replaces_the_old_one_after_the_bake(world: World) -> None:
+    world.create("baked", replicas=2, rollout={"gate": GATE})
+    old = world.wait_ready("baked")["status"]["revision"]
+    world.patch("baked", {"spec": {"engine": {"maxModelTokens": 4096}}})
+    new = wait_new_revision(world, "baked", old)
+    since = time.monotonic()
+    tell(world, "baked", new, 300)
+    wait_for(
+        "an old replica leaves", lambda: [get_revision(p) for p in world.list_pods("baked")].count(old) < 2
+    )
+    assert time.monotonic() - since > GATE["bakeSeconds"] - 2, "stamps of readiness are whole seconds"
+    assert world.wait_ready("baked")["status"]["revision"] == new

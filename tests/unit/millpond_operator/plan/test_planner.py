@@ -144,6 +144,26 @@ def test_op_040_a_draining_replica_is_shown_with_what_is_left() -> None:
     assert draining.deadline == datetime.fromtimestamp(NOW + 70, UTC)
 
 
+def test_op_061_a_scale_down_is_done_although_the_pool_is_not_ready() -> None:
+    before = make_pool(replicas=3)
+    pods = tuple(
+        dataclasses.replace(pod, ready=number != 1) for number, pod in enumerate(make_replicas(before, 3))
+    )
+    living = make_living(before, pods=pods)
+    decided = plan(
+        dataclasses.replace(living, pool=make_pool(replicas=2, metadata={"generation": 4})), SETTINGS, NOW
+    )
+    (count,) = [
+        body["spec"]["replicas"]
+        for name, body in list_applied(decided).items()
+        if name.startswith("Deployment/smol-")
+    ]
+    assert count == 2
+    assert [mark.name for mark in decided.actions if isinstance(mark, MarkPod)] == ["pod-1"], (
+        "the unready one"
+    )
+
+
 def test_op_043_ready_turns_false_when_a_replica_crash_loops_days_later() -> None:
     pool = make_pool(replicas=2)
     good, _ = make_replicas(pool, 2)
