@@ -22,6 +22,8 @@ MAX_QUIET_SECONDS = 30.0
 """Longest time between two looks at a pool that is not settled and about which nothing happens."""
 NOT_LEADER_SECONDS = 0.5
 """Pause after a write that the Lease forbade; the task then waits until this instance leads again."""
+SPACING_SECONDS = 0.2
+"""Least time between two rounds of a pool: controllers tell one change in many events, which one look answers."""
 MAX_IMMEDIATE_ROUNDS = 3
 """Rounds that follow at once on a round with writes; more in a row are slowed down like errors."""
 
@@ -37,6 +39,7 @@ class PoolTask:
         self._failures = 0
         self._busy_rounds = 0
         self._quiet_rounds = 0
+        self._started_at = float("-inf")
         self.task = asyncio.create_task(self._run(), name=f"pool {key[0]}/{key[1]}")
 
     def mark(self) -> None:
@@ -51,6 +54,7 @@ class PoolTask:
                 async with asyncio.timeout(delay):
                     await self._dirty.wait()
             await self._manager.wait_until_allowed()
+            await asyncio.sleep(max(0.0, self._started_at + self._manager.spacing_seconds - monotonic()))
             self._dirty.clear()
             delay = await self._round()
         self._manager.drop(self)
@@ -58,7 +62,7 @@ class PoolTask:
     async def _round(self) -> float | None:
         metrics = self._manager.metrics
         async with self._manager.slots:
-            started = monotonic()
+            self._started_at = started = monotonic()
             try:
                 outcome = await self._manager.reconcile(*self.key)
                 metrics.reconciles.labels("Done").inc()
@@ -116,10 +120,12 @@ class Manager:
         may_write: asyncio.Event,
         is_synced: asyncio.Event,
         max_parallel: int = 16,
+        spacing_seconds: float = SPACING_SECONDS,
     ) -> None:
         self.reconcile = reconcile
         self.metrics = metrics
         self.slots = asyncio.Semaphore(max_parallel)
+        self.spacing_seconds = spacing_seconds
         self._may_write = may_write
         self._is_synced = is_synced
         self._tasks: dict[Key, PoolTask] = {}

@@ -12,12 +12,12 @@ import structlog
 from millpond_operator.api.errors import SpecError
 from millpond_operator.api.pool import PoolMetadata
 from millpond_operator.api.status import PoolStatus
-from millpond_operator.errors import ForbiddenError, InvalidObjectError
+from millpond_operator.errors import ForbiddenError, InvalidObjectError, KubeError
 from millpond_operator.execute.events import EventWriter
 from millpond_operator.execute.executor import Executor
 from millpond_operator.execute.status import StatusWriter
 from millpond_operator.observe.observer import Observer
-from millpond_operator.plan.actions import PoolPlan
+from millpond_operator.plan.actions import EventNote, PoolPlan
 from millpond_operator.plan.planner import Decisions, plan, plan_invalid
 from millpond_operator.plan.refusal import report_refusal
 from millpond_operator.plan.settings import PlanSettings
@@ -126,7 +126,7 @@ class Reconciler:
         if status is not None:
             await self._status.write(metadata, status)
         if note is not None:
-            await self._events.write(metadata, note, now)
+            await self._post(metadata, note, now)
 
     async def _report(self, metadata: PoolMetadata, decided: PoolPlan, now: float) -> None:
         for action in decided.actions:
@@ -144,7 +144,14 @@ class Reconciler:
                 reason=note.reason,
                 message=note.message,
             )
+            await self._post(metadata, note, now)
+
+    async def _post(self, metadata: PoolMetadata, note: EventNote, now: float) -> None:
+        """Post an event. One that is refused (no right, a namespace on its way out) is lost: the status says it too."""
+        try:
             await self._events.write(metadata, note, now)
+        except KubeError as error:
+            LOG.warning("event lost", namespace=metadata.namespace, pool=metadata.name, error=str(error))
 
 
 def _read_status(raw: Mapping[str, Any]) -> PoolStatus:

@@ -16,13 +16,21 @@ from millpond_operator.loop.reconciler import Outcome
 Reconcile = Callable[[str, str], Awaitable[Outcome | None]]
 
 
-def make_manager(reconcile: Reconcile, *, leads: bool = True, synced: bool = True) -> Manager:
+def make_manager(
+    reconcile: Reconcile, *, leads: bool = True, synced: bool = True, spacing_seconds: float = 0.0
+) -> Manager:
     may_write, is_synced = asyncio.Event(), asyncio.Event()
     if leads:
         may_write.set()
     if synced:
         is_synced.set()
-    return Manager(reconcile, metrics=Metrics(), may_write=may_write, is_synced=is_synced)
+    return Manager(
+        reconcile,
+        metrics=Metrics(),
+        may_write=may_write,
+        is_synced=is_synced,
+        spacing_seconds=spacing_seconds,
+    )
 
 
 async def settle() -> None:
@@ -160,4 +168,40 @@ async def test_writes_are_followed_at_once_but_not_for_ever() -> None:
     quiet = [task._pace(Outcome(1.0, wrote=False)) for _ in range(30)]
     assert quiet[-1] == module.MAX_QUIET_SECONDS
     assert task._pace(Outcome(1.0, wrote=True)) == 1.0
+    await manager.close()
+
+
+async def test_a_burst_of_marks_is_answered_at_once_and_then_once_more() -> None:
+    at: list[float] = []
+
+    async def reconcile(_namespace: str, _name: str) -> Outcome:
+        at.append(asyncio.get_running_loop().time())
+        return Outcome(60.0, wrote=False)
+
+    manager = make_manager(reconcile, spacing_seconds=0.1)
+    for _ in range(10):
+        manager.mark("ns", "a")
+        await asyncio.sleep(0.005)
+    await asyncio.sleep(0.15)
+    assert len(at) == 2
+    assert at[1] - at[0] >= 0.09
+    await manager.close()
+
+
+async def test_delays_after_errors_differ_between_pools() -> None:
+    """A server that comes back is not met by all pools in the same moment."""
+
+    async def reconcile(_namespace: str, _name: str) -> Outcome:
+        raise AssertionError
+
+    manager = make_manager(reconcile, synced=False)
+    for number in range(50):
+        manager.mark("ns", f"p-{number}")
+    tasks = list(manager._tasks.values())
+    for attempt in range(4):
+        delays = [task._back_off(UnreachableError("x")) for task in tasks]
+        low = module.FIRST_BACKOFF_SECONDS * 2**attempt / 2
+        assert min(delays) >= low
+        assert max(delays) <= 2 * low
+        assert len({round(delay / low, 2) for delay in delays}) > 20
     await manager.close()
