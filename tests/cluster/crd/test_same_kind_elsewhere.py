@@ -6,6 +6,7 @@ may be in use.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,20 @@ def make_their_crd() -> Manifest:
     }
 
 
+def release_pools(own: OwnCluster) -> None:
+    """Take finalizers from pools that other tests left on this cluster: no operator is here that would."""
+    kube = Kube(own.kubeconfig)
+    if not kube.exists("apiextensions.k8s.io/v1", "CustomResourceDefinition", "inferencepools.millpond.dev"):
+        return
+    found = own.kubectl("get", "inferencepools.millpond.dev", "--all-namespaces", "-o", "json")
+    for metadata in (item["metadata"] for item in json.loads(found)["items"]):
+        name, namespace = metadata["name"], metadata["namespace"]
+        patch = ("--type=merge", "--patch", '{"metadata":{"finalizers":null}}')
+        own.kubectl("patch", "inferencepools.millpond.dev", name, "--namespace", namespace, *patch)
+
+
 def remove_all(own: OwnCluster) -> None:
+    release_pools(own)
     names = [f"crd/inferencepools.{THEIR_GROUP}", "crd/inferencepools.millpond.dev"]
     own.kubectl("delete", "--ignore-not-found", "--wait", "--timeout=60s", *names)
 

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import pytest
 from tests.support.kube import wait_for
 from tests.support.kubelet import Behaviour
 from tests.support.operator_world import World
 
 from millpond_common.contract import labels
+from millpond_operator.loop.lease import LeaseSettings
 
 pytestmark = pytest.mark.cluster
+
+
+@contextlib.contextmanager
+def make_other_namespace(world: World) -> Iterator[str]:
+    """A namespace beside the world's, for the time of the block."""
+    name = f"{world.namespace}-sys"
+    world.kube.core.create_namespace({"metadata": {"name": name, "labels": {"millpond.dev/test": "true"}}})
+    try:
+        yield name
+    finally:
+        world.kube.core.delete_namespace(name, grace_period_seconds=0)
 
 
 def test_a_deleted_pool_drains_before_it_goes(world: World) -> None:
@@ -48,12 +63,16 @@ def test_op_009_deletion_while_no_operator_runs(own_world: World) -> None:
 
 
 def test_op_009_a_namespace_with_a_pool_can_be_deleted(own_world: World) -> None:
+    """The operator and its Lease live elsewhere: where they do not, they go too, and only the escape is left."""
     world = own_world
-    world.start_operator()
-    world.create("inside", replicas=1)
-    world.wait_ready("inside")
-    world.kube.core.delete_namespace(world.namespace)
-    wait_for("the pool is gone", lambda: not world.exists("inside"), seconds=30)
+    with make_other_namespace(world) as elsewhere:
+        lease = LeaseSettings(namespace=elsewhere, duration=6.0, deadline=4.0, period=0.5)
+        running = world.start_operator(lease=lease)
+        world.create("inside", replicas=1)
+        world.wait_ready("inside")
+        world.kube.core.delete_namespace(world.namespace)
+        wait_for("the pool is gone", lambda: not world.exists("inside"), seconds=60)
+        running.stop()
 
 
 def test_the_gateway_goes_with_the_last_pool(own_world: World) -> None:

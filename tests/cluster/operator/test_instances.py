@@ -89,6 +89,40 @@ def test_op_016_an_operator_killed_behind_each_single_write(own_world: World) ->
     assert sorted(s["metadata"]["name"] for s in made) == sorted(f"{name}-engines" for name in limits)
 
 
+def test_op_016_an_operator_killed_behind_each_write_of_a_rollout_and_of_a_deletion(own_world: World) -> None:
+    """As above, later in life: each pool rolls and shrinks, then is deleted, and loses its operator on the way."""
+    world = own_world
+    first = world.start_operator()
+    names = [f"late-{number:02}" for number in range(10)]
+    for name in names:
+        world.create(name, replicas=2)
+    old = {name: world.wait_ready(name, seconds=60)["status"]["revision"] for name in names}
+    limits = {name: number for number, name in enumerate(names)}
+    killed = Killed(first, limits)
+    for name in names:
+        world.patch(name, {"spec": {"engine": {"maxModelTokens": 4096}, "replicas": 1}})
+    wait_for("the writes are used up", lambda: all(killed.done[n] == limits[n] for n in names[:8]))
+    first.stop()
+    second = world.start_operator()
+    for name in names:
+        status = world.wait_ready(name, seconds=60)["status"]
+        assert status["revision"] != old[name]
+        wait_for(f"{name} has one Deployment", lambda n=name: len(world.list_workloads(n)) == 1)
+        wait_for(f"{name} has one replica", lambda n=name: len(world.list_pods(n, leaving=True)) == 1)
+        (pod,) = world.list_pods(name)
+        assert labels.CORDONED not in pod["metadata"]["labels"]
+    limits = {name: number // 2 for number, name in enumerate(names)}
+    killed = Killed(second, limits)
+    for name in names:
+        world.delete(name)
+    wait_for("the writes are used up", lambda: all(killed.done[n] == limits[n] for n in names[:6]))
+    second.stop()
+    world.start_operator()
+    for name in names:
+        wait_for(f"{name} is gone", lambda n=name: not world.exists(n), seconds=60)
+        wait_for(f"so is its Deployment ({name})", lambda n=name: not world.list_workloads(n), seconds=60)
+
+
 def test_a_restarted_operator_finds_everything_as_it_should_be(own_world: World) -> None:
     """What a list says must equal what a watch says, or each restart would write every object again."""
     world = own_world

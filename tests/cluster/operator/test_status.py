@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import time
 
 import pytest
+from tests.fixtures.cluster import Cluster
 from tests.support.kube import wait_for
 from tests.support.kubelet import Behaviour
 from tests.support.operator_world import World
@@ -142,22 +145,59 @@ def test_a_paused_pool_is_left_alone_and_goes_on(world: World) -> None:
     assert world.list_workloads("paused")[0]["spec"]["replicas"] == 2
 
 
-def test_the_wide_table_reads_well(world: World) -> None:
-    world.create("table", replicas=1, model={"source": "file:///models/tiny.gguf", "name": "tiny"})
-    world.wait_ready("table")
-    table = world.fetch_table("table")
-    names = [column["name"] for column in table["columnDefinitions"]]
-    row = dict(zip(names, table["rows"][0]["cells"], strict=True))
-    row.pop("Age")
-    assert row == {
-        "Name": "table",
-        "Model": "tiny",
-        "Desired": 1,
-        "Ready": 1,
-        "Status": "True",
-        "Endpoint": f"http://millpond-gateway.{world.namespace}.svc.cluster.local/v1",
-        "Reason": "Answering",
-    }
+WIDE = """
+NAME         MODEL   DESIRED   READY   STATUS   ENDPOINT                                                   AGE   REASON
+wide-bad     tiny    1         0       False    http://millpond-gateway.NAMESPACE.svc.cluster.local/v1   0s    CrashLoop
+wide-good    tiny    2         2       True     http://millpond-gateway.NAMESPACE.svc.cluster.local/v1   0s    Answering
+"""
+
+
+def show_pools(world: World, crds: Cluster, *names: str) -> str:
+    """What `kubectl get mpool -o wide` prints."""
+    command = [crds.kubectl, "--kubeconfig", world.kubeconfig, "--namespace", world.namespace]
+    done = subprocess.run(
+        [*command, "get", "mpool", "-o", "wide", *names],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.stdout
+
+
+def test_op_084_pools_can_be_read_written_and_deleted_while_no_operator_runs(
+    own_world: World, crds: Cluster
+) -> None:
+    """Nothing converts and nothing admits but the API server itself."""
+    own_world.create("alone", replicas=1)
+    own_world.patch("alone", {"spec": {"replicas": 2}})
+    header, row = show_pools(own_world, crds, "alone").splitlines()
+    assert header.split()[:2] == ["NAME", "MODEL"]
+    assert row.split()[0] == "alone"
+    own_world.delete("alone")
+    wait_for("it is gone", lambda: not own_world.exists("alone"))
+
+
+def test_the_wide_table_reads_well(world: World, crds: Cluster) -> None:
+    """Columns are compared by their words, since their width follows the namespace's name."""
+    crash = Behaviour(
+        ready_after_seconds=None, terminated={"exitCode": 3, "message": "boom error"}, restarts=1
+    )
+    world.behaviours["wide-bad"] = lambda _pod: crash
+    model = {"source": "file:///models/tiny.gguf", "name": "tiny"}
+    world.create("wide-good", replicas=2, model=model)
+    world.create("wide-bad", replicas=1, model=model)
+    world.wait_ready("wide-good")
+    world.wait_reason("wide-bad", "CrashLoop")
+    printed = show_pools(world, crds, "wide-bad", "wide-good")
+    shown = re.sub(r"\b(\d+m)?\d+s\b", "0s", printed).replace(world.namespace, "NAMESPACE")
+    assert [line.split() for line in shown.splitlines()] == [
+        line.split() for line in WIDE.strip().splitlines()
+    ]
+    header, *rows = printed.splitlines()
+    assert all(len(row) <= len(header) + 12 for row in rows), (
+        "the last column alone may be longer than its name"
+    )
 
 
 def test_a_pool_without_gateway_is_ready_when_its_engines_answer(world: World) -> None:
