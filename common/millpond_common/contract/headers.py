@@ -11,7 +11,7 @@ SESSION = "x-session-id"
 """From clients: requests of one session prefer one replica."""
 
 CLASS = "x-millpond-class"
-"""Trusted: traffic class of the request."""
+"""Trusted: traffic class of the request. Response of an engine: the class it was served as."""
 TENANT = "x-millpond-tenant"
 """Trusted: tenant the caller's key belongs to."""
 DEADLINE = "x-millpond-deadline-ms"

@@ -71,6 +71,9 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
     set_common_headers(
         response, request.get(REQUEST_ID) or get_request_id(request), request.app[CONTEXT].epoch
     )
+    if request.path in GENERATING:
+        asked = request.headers.get(headers.CLASS) or ""
+        response.headers[headers.CLASS] = request.app[CONTEXT].thread.recorder.label_class(asked)
 
 
 def set_common_headers(response: web.StreamResponse, request_id: str, epoch: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.support.engine_server import Running, Setup, run_engine
 
 from millpond_common.contract import headers
-from millpond_common.contract.engine_config import SchedulingConfig
+from millpond_common.contract.engine_config import ClassConfig, SchedulingConfig
 from millpond_engine.fake.cost import CostModel
 from millpond_engine.server.limits import ServerLimits
 
@@ -314,6 +314,22 @@ async def test_every_response_carries_request_id_and_epoch(engine: Running) -> N
     bad = {headers.REQUEST_ID: "x" * 500}
     stream = await engine.stream("/v1/completions", COMPLETION, **bad)
     assert stream.headers[headers.REQUEST_ID].startswith("req-")
+
+
+async def test_a_class_nobody_declared_is_served_as_the_default_and_said_so() -> None:
+    classes = (ClassConfig(name="interactive"), ClassConfig(name="batch"))
+    async with run_engine(Setup(scheduling=SchedulingConfig(classes=classes))) as engine:
+        for asked, served in (("batch", "batch"), ("weird", "interactive"), ("", "interactive")):
+            stream = await engine.stream("/v1/completions", COMPLETION, **{headers.CLASS: asked})
+            assert (stream.status, stream.headers[headers.CLASS]) == (200, served)
+        for tier in ("auto", "default", "flex", "priority", "nonsense"):
+            body = CHAT | {
+                "service_tier": tier,
+                "max_tokens": 2,
+            }  # OpenAI's own names, read by the gateway alone
+            async with engine.session.post(engine.url + "/v1/chat/completions", json=body) as response:
+                assert (response.status, response.headers[headers.CLASS]) == (200, "interactive")
+        await engine.settle()
 
 
 async def test_a_request_id_is_denied_until_it_was_seen(engine: Running) -> None:
