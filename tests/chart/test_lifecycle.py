@@ -168,9 +168,8 @@ def make_previous_chart(folder: Path) -> Path:
     chart.write_text(re.sub(r"(?m)^version: .*$", "version: 0.0.9", text), encoding="utf-8")
     crd = older / "templates" / "crds" / "inferencepools.millpond.dev.yaml"
     text = crd.read_text(encoding="utf-8")
-    without, found = re.subn(
-        r"(?ms)^              model:\n                type: object\n.*?(?=^              roles:)", "", text
-    )
+    status_model = r"(?ms)^ {14}model:\n {16}type: object\n {16}description: >-\n {18}Size of the model.*?(?=^ {14}roles:)"
+    without, found = re.subn(status_model, "", text)
     assert found == 1
     crd.write_text(without, encoding="utf-8")
     return older
