@@ -35,6 +35,11 @@ test: install ## Run the tests (brings up the cluster they need; see MILLPOND_KU
 test-model: install ## 200 prompts of the real model against transformers (ten minutes or more; not part of `make test`)
 	@$(BIN)/pytest tests/model/suite_greedy_200.py $(ARGS)
 
+.PHONY: test-keda
+test-keda: install ## KEDA owns a pool's count: builds the real KEDA once (8 minutes on two cores), then runs it (4 minutes)
+	@hack/prepare keda
+	@$(BIN)/pytest tests/keda/suite_keda.py $(ARGS)
+
 .PHONY: demo
 demo: install ## Bring up a real cluster, install the chart, apply the quickstart, stream a real answer
 	@hack/prepare demo

@@ -148,9 +148,9 @@ def _build_module(go: str, module: Module, made: Path) -> None:
         "CGO_ENABLED": "0",
         "GOFLAGS": "-mod=readonly",
         "GOWORK": "off",
-        **_pick_toolchain(go),
+        **pick_toolchain(go),
     }
-    _run_go(argv, GO_DIR / module.name, environ, module.name)
+    run_go(argv, GO_DIR / module.name, environ, module.name)
     for program in module.programs:
         if program != module.name:
             (made / program).symlink_to(module.name)
@@ -170,12 +170,13 @@ def _linker_flags(module: Module) -> str:
     return " ".join(flags)
 
 
-def _pick_toolchain(go: str) -> dict[str, str]:
+def pick_toolchain(go: str) -> dict[str, str]:
+    """The variable that makes another Go fetch the series we need."""
     found = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, check=False, timeout=60)
     return {} if found.stdout.startswith(GO_SERIES + ".") else {"GOTOOLCHAIN": GO_TOOLCHAIN}
 
 
-def _run_go(argv: list[str], folder: Path, environ: Mapping[str, str], name: str) -> None:
+def run_go(argv: list[str], folder: Path, environ: Mapping[str, str], name: str) -> None:
     """Run the compiler; it names each package as it gets to it, which is the progress we show."""
     child = subprocess.Popen(
         argv, cwd=folder, env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
