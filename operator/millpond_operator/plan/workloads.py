@@ -95,7 +95,7 @@ def plan_role(
     )
     counts = _explain_trial(counts, trial, rollout.gate, wanted)
     if refused:
-        counts = hold_back(counts, revision, workloads)
+        counts = hold_back(counts, wanted, workloads, desired)
     record = find_record(snapshot, role, revision, settings)
     writes = _Writes(snapshot, workloads, pods, counts, record, decision.cached_values)
     actions, events, foreign = writes.list_all()
@@ -138,9 +138,11 @@ def _reject(snapshot: PoolSnapshot, record: RevisionRecord, verdict: Mapping[str
     return Apply(manifest, STAGE_FIRST, uid=live.uid if live is not None else None)
 
 
-def hold_back(counts: RoleCounts, revision: str, workloads: tuple[Workload, ...]) -> RoleCounts:
-    """Counts that start nothing of a revision that cannot run, and keep what runs of others."""
-    held = {w.revision: 0 if w.revision == revision else w.wanted for w in workloads}
+def hold_back(counts: RoleCounts, refused: str, workloads: tuple[Workload, ...], desired: int) -> RoleCounts:
+    """Counts that start nothing of a revision that cannot run; the one that serves in its place follows the wanted count."""
+    others = [w for w in workloads if w.revision != refused]
+    held = {w.revision: desired if len(others) == 1 else w.wanted for w in others}
+    held |= {w.revision: 0 for w in workloads if w.revision == refused}
     return replace(counts, by_revision=held, finished=(), rolling=False)
 
 

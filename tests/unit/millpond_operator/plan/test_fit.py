@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from tests.support.operator_builders import (
     NOW,
@@ -233,6 +235,14 @@ def test_a_refused_revision_leaves_the_one_that_serves_alone() -> None:
     decided = plan(snapshot, SETTINGS, NOW)
     assert not [name for name in list_applied(decided) if name.startswith("Deployment/smol")]
     assert get_reasons(decided)["Ready"][:2] == ("False", "ModelTooLarge")
+    more = msgspec.structs.replace(after, spec=msgspec.structs.replace(after.spec, replicas=3))
+    scaled = plan(replace(snapshot, pool=more), SETTINGS, NOW)
+    counts = {
+        n: b["spec"]["replicas"] for n, b in list_applied(scaled).items() if n.startswith("Deployment/smol")
+    }
+    assert counts == {f"Deployment/smol-{make_revision(before)}": 3}, (
+        "what serves still follows the wanted count"
+    )
 
 
 def test_a_pool_beside_teaches_and_one_with_other_files_does_not() -> None:
