@@ -20,6 +20,7 @@ from tests.support.kube import Kube
 
 Manifest = dict[str, Any]
 POLL_SECONDS = 0.05
+HEARTBEAT_SECONDS = 10.0
 _addresses = itertools.count(1)
 
 
@@ -88,8 +89,12 @@ class FakeKubelet:
 
     def _run(self) -> None:
         api = client.CoreV1Api(Kube(self._kube.kubeconfig).api_client)
+        beat_at = 0.0
         while not self._stop.is_set():
             try:
+                if time.monotonic() >= beat_at:
+                    self._beat(api)
+                    beat_at = time.monotonic() + HEARTBEAT_SECONDS
                 listed = api.list_namespaced_pod(self._kube.namespace, _preload_content=False).json()
                 self.pods = listed["items"]
                 for pod in self.pods:
@@ -98,6 +103,11 @@ class FakeKubelet:
                 if error.status not in (404, 409):
                     self.errors.append(f"{error.status}: {error.body}")
             self._stop.wait(POLL_SECONDS)
+
+    def _beat(self, api: client.CoreV1Api) -> None:
+        """Say that the node lives: from one that says nothing, pods are evicted after some minutes."""
+        condition = {"type": "Ready", "status": "True", "lastHeartbeatTime": make_stamp()}
+        api.patch_node_status(self.node, {"status": {"conditions": [condition]}}, _preload_content=False)
 
     def _tend(self, api: client.CoreV1Api, pod: Manifest) -> None:
         uid, now = pod["metadata"]["uid"], time.monotonic()
@@ -114,7 +124,7 @@ class FakeKubelet:
             return
         ready = is_ready(behaviour, age=now - seen.bound_at)
         if ready != seen.was_ready or not seen.stamp:
-            seen.stamp, seen.was_ready = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), ready
+            seen.stamp, seen.was_ready = make_stamp(), ready
         status = make_status(pod, behaviour, address=seen.address, ready=ready, stamp=seen.stamp)
         if status != seen.reported:
             api.patch_namespaced_pod_status(pod["metadata"]["name"], self._kube.namespace, {"status": status})
@@ -135,6 +145,11 @@ class FakeKubelet:
             api.delete_namespaced_pod(
                 name, self._kube.namespace, grace_period_seconds=0, _preload_content=False
             )
+
+
+def make_stamp() -> str:
+    """Now, as Kubernetes writes times."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def is_ready(behaviour: Behaviour, *, age: float) -> bool:

@@ -147,8 +147,8 @@ class World:
 
     # --- wait ----------------------------------------------------------------------------------------------------
 
-    def wait_ready(self, name: str, *, seconds: float = 20.0) -> Manifest:
-        """Wait until the pool is Ready at its current generation."""
+    def wait_ready(self, name: str, *, seconds: float = 60.0) -> Manifest:
+        """Wait until the pool is Ready at its current generation; how soon is no matter, unless the test says so."""
 
         def ready() -> Manifest | None:
             pool = self.get(name)
@@ -160,7 +160,7 @@ class World:
 
         return self._wait(name, f"pool {name} is Ready", ready, seconds)
 
-    def wait_reason(self, name: str, reason: str, *, kind: str = "Ready", seconds: float = 15.0) -> Manifest:
+    def wait_reason(self, name: str, reason: str, *, kind: str = "Ready", seconds: float = 60.0) -> Manifest:
         """Wait for the reason of a condition."""
 
         def there() -> Manifest | None:

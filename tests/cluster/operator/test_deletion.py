@@ -30,9 +30,9 @@ def make_other_namespace(world: World) -> Iterator[str]:
 def test_a_deleted_pool_drains_before_it_goes(world: World) -> None:
     world.create("leaves", replicas=2)
     world.wait_ready("leaves")
-    world.behaviours["leaves"] = lambda _pod: Behaviour(drain_seconds=1.5)
+    world.behaviours["leaves"] = lambda _pod: Behaviour(drain_seconds=4.0)
     world.delete("leaves")
-    condition = world.wait_reason("leaves", "Draining", seconds=5)
+    condition = world.wait_reason("leaves", "Draining")
     assert "2 replicas still to leave" in condition["message"] or "replica" in condition["message"]
     assert all(
         p["metadata"]["labels"].get(labels.CORDONED) == "true"

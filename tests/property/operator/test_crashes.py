@@ -9,21 +9,26 @@ names, and no step on the way may break what serves.
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 from tests.support.sim_cluster import SimCluster, make_spec
 
 from millpond_common.contract import labels
+from millpond_common.contract.gateway_report import RevisionReport
 from millpond_common.contract.reasons import ConditionType
 from millpond_operator.api.pool import list_roles
 from millpond_operator.api.status import get_condition
 from millpond_operator.desired.revision import compute_revision
 from millpond_operator.plan.actions import Action, PoolPlan
+from millpond_operator.plan.snapshot import PoolSnapshot
 
 MAX_ROUNDS = 120
+SLOW = "slow"
 
 
 ENDS, TAKEN_BACK, LOSES_ONE = "ends", "is taken back", "loses one"
@@ -57,6 +62,17 @@ class CrashingCluster(SimCluster):
         if self.how == LOSES_ONE and self.crash_at is not None and taken <= self.crash_at < self.taken:
             self.status = status
 
+    def make_snapshot(self) -> PoolSnapshot:
+        """As seen by gateways that count slow answers of replicas of the image "slow"."""
+        seen = super().make_snapshot()
+        slow = {
+            p.revision for p in self.pods.values() if p.annotations["image"] == SLOW and self.is_routed(p)
+        }
+        counted = tuple(RevisionReport(revision, 50, 0, ((2000, 50),)) for revision in sorted(slow))
+        assert seen.gateway is not None
+        reports = tuple(msgspec.structs.replace(r, revisions=counted) for r in seen.gateway.reports)
+        return dataclasses.replace(seen, gateway=dataclasses.replace(seen.gateway, reports=reports))
+
     def _take(self, action: Action) -> None:
         number, self.taken = self.taken, self.taken + 1
         self.names.append(type(action).__name__)
@@ -82,10 +98,23 @@ def create(_: CrashingCluster) -> None:
     """The pool has just been applied."""
 
 
+def roll_to_slow(sim: CrashingCluster) -> None:
+    """A revision that its gate rejects, on a pool whose next change has no gate any more."""
+    gate = {"ttftMilliseconds": 700, "bakeSeconds": 86_400}
+    change_spec(engine={"image": SLOW}, rollout={**sim.spec["rollout"], "gate": gate})(sim)
+
+
+def drop_gate(sim: CrashingCluster) -> None:
+    rollout = {name: value for name, value in sim.spec["rollout"].items() if name != "gate"}
+    change_spec(engine={"image": "better"}, rollout=rollout)(sim)
+
+
 CHANGES: dict[str, Callable[[CrashingCluster], None]] = {
     "create": create,
     "roll": change_spec(engine={"image": "better"}),
     "scale up": change_spec(replicas=5),
+    "roll to a slow image": roll_to_slow,
+    "drop the gate": drop_gate,
     "roll and scale down": change_spec(engine={"image": "best"}, replicas=2),
     "scale down": change_spec(replicas=1),
     "roll to a bad image": change_spec(engine={"image": "bad"}),
@@ -108,9 +137,16 @@ def is_over(sim: CrashingCluster) -> bool:
     if decided.actions or decided.status is not None:
         return False
     right = [p for p in sim.pods.values() if p.revision == find_revision(sim)]
+    if sim.spec["engine"]["image"] == SLOW:
+        return get_reason(sim) == "RolledBack" and len(sim.pods) == sim.count_answering()
     if sim.spec["engine"]["image"] in sim.bad_images:
         return bool(right) and sim.tick % 20 == 0  # it never gets ready; some time has passed
     return len(right) == len(sim.pods) == sim.spec["replicas"] == sim.count_answering()
+
+
+def get_reason(sim: CrashingCluster) -> str:
+    ready = get_condition(sim.status, ConditionType.READY)
+    return ready.reason if ready is not None else ""
 
 
 def find_revision(sim: CrashingCluster) -> str:
@@ -138,7 +174,12 @@ def run_to_end(sim: CrashingCluster) -> None:
 def check_end(sim: CrashingCluster) -> None:
     if sim.deleted_at is not None or sim.spec["engine"]["image"] in sim.bad_images:
         return
-    assert [w["metadata"]["labels"][labels.REVISION] for w in sim.list_workloads()] == [find_revision(sim)]
+    revisions = [w["metadata"]["labels"][labels.REVISION] for w in sim.list_workloads()]
+    if sim.spec["engine"]["image"] == SLOW:
+        assert revisions == [sim.status.revision] != [find_revision(sim)]
+        assert len(sim.pods) == sim.spec["replicas"]
+        return
+    assert revisions == [find_revision(sim)]
     assert sim.finalizers == (labels.FINALIZER,)
     ready = get_condition(sim.status, ConditionType.READY)
     assert ready is not None
