@@ -31,7 +31,7 @@ _MAX_DETAIL = 200
 MakeResponse = Callable[[web.BaseRequest, ApiError], web.Response]
 
 
-class EngineProtocol(web.RequestHandler):  # type: ignore[type-arg] # generic in stubs alone
+class EngineProtocol(web.RequestHandler):
     """One client connection."""
 
     __slots__ = ("_begun", "_make_response", "_probed", "_served")

@@ -334,3 +334,42 @@ def test_a_reset_keeps_running_sequences_right_and_publishes_nothing_old():
     assert loop.scheduler.counts().cached_blocks == 0
     serve(loop, make_request("again", request.prompt, 2))
     assert loop.cached["again"] == 0
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("length", [7681, 7680])
+def test_eng_038_a_prompt_that_is_cached_to_its_end_still_plans_a_token(length, overlap):
+    """As far as this engine goes: the lower tier is host memory, which holds swapped sequences."""
+    classes = (ClassRule("high", priority=1), ClassRule("low"))
+    capacity = Capacity(num_blocks=260, block_tokens=64, max_model_tokens=16384, num_host_blocks=200)
+    settings = SchedulerSettings(
+        policy="Priority", max_batch_tokens=16384, preemption="Swap", watermark_percent=0, classes=classes
+    )
+    loop = Loop(settings, capacity, overlap=overlap)
+    prompt = make_request("base", length).prompt
+    for name in ("cold", "warm", "again"):
+        loop.add(make_request(name, prompt, 1, class_name="low"))
+        loop.run()
+        assert loop.output(name) == expect(make_request(name, prompt, 1))
+    hit = min(length // 64 * 64, length - 1)
+    assert [loop.cached[name] for name in ("cold", "warm", "again")] == [0, hit, hit]
+
+    whole = make_request("swapped", prompt, 4, class_name="low")
+    loop.add(whole)
+    while ("swapped", 0) not in loop.outcomes:
+        loop.step()
+    loop.add(
+        make_request("rival", 200 * 64 - 2, 2, class_name="high")
+    )  # leaves 60 blocks of the prompt cached
+    while "rival" not in loop.finished:
+        loop.step()
+    first = next(number for number, plan in enumerate(loop.plans) if plan.swap_in or plan.swap_out)
+    loop.run()
+    assert loop.output("swapped") == expect(whole)
+    moved = [move for plan in loop.plans for move in plan.swap_in]
+    assert 60 <= len(moved) <= 61, "the device had the first 60 blocks, the host the rest"
+    rows = [row for plan in loop.plans[first:] for row in plan.rows if row.start < 64 * 190]
+    assert all(row.num_tokens > 0 for row in rows)
+    again = [row.num_tokens for row in rows if row.start > 0 and row.start + row.num_tokens <= length + 4]
+    assert sum(again) <= 4, "what either tier held was computed again"
+    loop.assert_idle()

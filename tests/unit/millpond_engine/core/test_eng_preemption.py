@@ -339,3 +339,66 @@ def test_overlap_leaves_no_step_empty_while_a_sequence_runs():
     assert [len(plan.rows) for plan in working] == [2] * 30, (
         "a token in flight must not hold back the next step"
     )
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_eng_039_blocks_that_came_back_survive_a_wait_for_the_tail_block(overlap):
+    """As far as this engine goes: the KV comes from host memory. It is whole again, and no slot is left for more."""
+    settings = SchedulerSettings(
+        policy="Priority", preemption="Swap", watermark_percent=0, classes=LADDER, max_batch_tokens=4096
+    )
+    loop = Loop(settings, make_capacity(14, size=4, host=20, context=256), overlap=overlap, optimistic=True)
+    victim = make_request("victim", 39, 8, class_name="low")
+    loop.add(victim)
+    while not loop.outcomes.get(("victim", 0)):
+        loop.step()
+    loop.add(make_request("rival", 40, 12, class_name="high"))
+    while not loop.state.groups["victim"].host_blocks:
+        loop.step()
+    held = list(loop.state.groups["victim"].host_blocks)
+    assert len(held) >= 10
+    while "rival" not in loop.finished:  # the pool is full: the host's copy waits, whole
+        assert loop.state.groups["victim"].host_blocks == held
+        loop.step()
+    loop.state.cache.clear()
+    first = len(loop.plans)
+    loop.run()
+    assert loop.output("victim") == expect(victim)
+    moved = [move.host for plan in loop.plans for move in plan.swap_in]
+    assert sorted(moved) == sorted(held), "each block came back exactly once"
+    assert sum(plan.num_tokens for plan in loop.plans[first - 1 :]) <= victim.stop.max_tokens
+    loop.assert_idle()
+
+
+@pytest.mark.parametrize("when", ["planned", "read"])
+def test_eng_030_an_abort_while_kv_comes_back_frees_it_when_the_step_ends(when):
+    """As far as this engine goes: the KV comes from host memory, and the lease is the step that moves it."""
+    settings = SchedulerSettings(
+        policy="Priority", preemption="Swap", watermark_percent=0, classes=LADDER, max_batch_tokens=4096
+    )
+    loop = Loop(settings, make_capacity(14, size=4, host=20, context=256), optimistic=True)
+    loop.add(make_request("victim", 39, 8, class_name="low"))
+    while not loop.outcomes.get(("victim", 0)):
+        loop.step()
+    loop.add(make_request("rival", 40, 3, class_name="high"))
+    while "rival" not in loop.finished:
+        loop.step()
+    loop.state.cache.clear()
+    while not loop.state.groups["victim"].running:
+        plan = loop.scheduler.plan(loop.now)
+        result = loop.runner.run(plan)
+        if plan.swap_in and when == "planned":
+            assert loop.abort("victim")
+            counts = loop.scheduler.counts()
+            assert counts.used_blocks >= len(plan.swap_in), "the step still writes there"
+        loop.take(loop.scheduler.update(plan, result, loop.now))
+        if plan.swap_in and when == "read":
+            assert loop.abort("victim")
+        if plan.swap_in:
+            break
+    told = len(loop.outcomes["victim", 0].tokens)
+    late = loop.scheduler.update(plan, result, loop.now)
+    assert (late.sequences, late.finished_requests) == ((), ()), "a late completion must be ignored"
+    assert len(loop.outcomes["victim", 0].tokens) == told
+    loop.run()
+    loop.assert_idle()
