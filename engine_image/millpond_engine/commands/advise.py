@@ -19,6 +19,7 @@ from millpond_engine.commands.advice import (
     format_curve,
     parse_distribution,
 )
+from millpond_engine.commands.ranges import MAX_TOKENS, number, whole
 
 _READ_TOKENS = 16_384
 _MAX_READ_BYTES = 256 * 1024 * 1024
@@ -41,25 +42,29 @@ def add_advise_flags(parser: argparse.ArgumentParser) -> None:
         help="fixed:N, uniform:LOW,HIGH or lognormal:MEDIAN,SIGMA (default: lognormal:500,1.0)",
     )
     parser.add_argument(
-        "--shared-prefix-tokens", type=int, default=0, metavar="N", help="system prompt all requests share"
+        "--shared-prefix-tokens",
+        type=whole(0, MAX_TOKENS),
+        default=0,
+        metavar="N",
+        help="system prompt all requests share",
     )
     parser.add_argument(
         "--kv-bytes-per-token",
-        type=int,
+        type=whole(1, 1 << 30),
         default=23_040,
         metavar="N",
         help="of all layers (default: SmolLM2-135M in bfloat16)",
     )
     parser.add_argument(
         "--layers",
-        type=int,
+        type=whole(1, 10_000),
         default=30,
         metavar="N",
         help="layers among which these bytes are split (default: 30)",
     )
     parser.add_argument(
         "--block-read-tokens",
-        type=float,
+        type=number(0, 1e6),
         metavar="X",
         help="cost of one block address in tokens read; default: measured here",
     )
@@ -105,7 +110,7 @@ def read_lengths(path: Path) -> tuple[int, ...]:
         OSError: it cannot be read.
     """
     lengths = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for at, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip():
             continue
         try:
@@ -113,10 +118,10 @@ def read_lengths(path: Path) -> tuple[int, ...]:
             length = sum(int(value[key]) for key in _LENGTH_KEYS) if isinstance(value, dict) else int(value)
         except (ValueError, KeyError, TypeError) as error:
             raise LengthsError(
-                f"{path.name}:{number}: neither a number nor input_length and output_length"
+                f"{path.name}:{at}: neither a number nor input_length and output_length"
             ) from error
         if length < 1:
-            raise LengthsError(f"{path.name}:{number}: lengths must be positive")
+            raise LengthsError(f"{path.name}:{at}: lengths must be positive")
         lengths.append(length)
     if not lengths:
         raise LengthsError(f"{path.name} holds no lengths")

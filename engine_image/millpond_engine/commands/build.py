@@ -118,6 +118,7 @@ def _load_engine(
         model=info.model,
         device=info.device,
         dtype=info.dtype,
+        tensor_parallel_size=config.tensor_parallel_size,
         num_blocks=info.num_blocks,
         kv_tokens=info.num_blocks * info.block_tokens,
         max_model_tokens=info.max_model_tokens,

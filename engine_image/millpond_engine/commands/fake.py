@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from millpond_common.contract.engine_config import EngineConfig
+from millpond_engine.commands.ranges import COUNT, MAX_TOKENS, SECONDS, number, whole
 from millpond_engine.engine.runner import RunnerInfo
 from millpond_engine.fake.cost import CostModel, make_faults
 from millpond_engine.fake.runner import FakeOptions, FakeRunner
@@ -22,16 +23,26 @@ def add_fake_flags(parser: argparse.ArgumentParser) -> None:
     """Speeds, sizes and faults of `--runner fake`."""
     group = parser.add_argument_group("fake runner", "only with --runner fake: scripted text, modelled time")
     group.add_argument(
-        "--fake-prefill-tokens-per-second", type=float, default=0.0, help="0: prompts take no time"
+        "--fake-prefill-tokens-per-second", type=number(0, 1e12), default=0.0, help="0: prompts take no time"
     )
-    group.add_argument("--fake-decode-step-seconds", type=float, default=0.0, help="time of a step")
+    group.add_argument("--fake-decode-step-seconds", type=SECONDS, default=0.0, help="time of a step")
     group.add_argument(
-        "--fake-decode-row-seconds", type=float, default=0.0, help="added per decoding sequence"
+        "--fake-decode-row-seconds", type=SECONDS, default=0.0, help="added per decoding sequence"
     )
-    group.add_argument("--fake-load-seconds", type=float, default=0.0, help="time until ready")
-    group.add_argument("--fake-blocks", type=int, default=4096, help="size of the block pool (default: 4096)")
-    group.add_argument("--fake-host-blocks", type=int, default=0, help="blocks of host memory for swapping")
-    group.add_argument("--fake-output-tokens", type=int, default=64, help="length of an answer (default: 64)")
+    group.add_argument("--fake-load-seconds", type=SECONDS, default=0.0, help="time until ready")
+    group.add_argument(
+        "--fake-blocks",
+        type=whole(1, 100_000_000),
+        default=4096,
+        help="size of the block pool (default: 4096)",
+    )
+    group.add_argument("--fake-host-blocks", type=COUNT, default=0, help="blocks of host memory for swapping")
+    group.add_argument(
+        "--fake-output-tokens",
+        type=whole(1, MAX_TOKENS),
+        default=64,
+        help="length of an answer (default: 64)",
+    )
     group.add_argument(
         "--fake-text", metavar="FILE", type=Path, help="what every answer says, instead of the story"
     )
@@ -39,15 +50,15 @@ def add_fake_flags(parser: argparse.ArgumentParser) -> None:
         "--fake-check-kv", action="store_true", help="compare every block with its tokens (slow)"
     )
     group.add_argument(
-        "--fake-fail-step", type=int, action="append", default=[], help="this step fails; repeatable"
+        "--fake-fail-step", type=COUNT, action="append", default=[], help="this step fails; repeatable"
     )
     group.add_argument(
-        "--fake-crash-step", type=int, action="append", default=[], help="this step is a defect"
+        "--fake-crash-step", type=COUNT, action="append", default=[], help="this step is a defect"
     )
     group.add_argument(
-        "--fake-stall-step", type=int, action="append", default=[], help="this step takes longer"
+        "--fake-stall-step", type=COUNT, action="append", default=[], help="this step takes longer"
     )
-    group.add_argument("--fake-stall-seconds", type=float, default=0.0, help="how much longer")
+    group.add_argument("--fake-stall-seconds", type=SECONDS, default=0.0, help="how much longer")
     group.add_argument(
         "--fake-fail-load", metavar="MESSAGE", default="", help="loading fails with this message"
     )

@@ -14,6 +14,7 @@ import yaml
 
 from millpond_common.contract import engine_config
 from millpond_common.contract.engine_config import ConfigError, EngineConfig, parse_engine_config
+from millpond_engine.commands.ranges import check_ranges
 
 HELP = {
     "modelName": "what clients put in `model`",
@@ -117,8 +118,11 @@ def load_config(arguments: argparse.Namespace, *, fallback: dict[str, Any]) -> E
             _put(data, key.path, value)
     for name, value in fallback.items():
         data.setdefault(name, value)
-    config = parse_engine_config(data)
-    check_config(config)
+    try:
+        config = parse_engine_config(data)
+        check_config(config)
+    except ConfigError as error:
+        raise ConfigError(f"{arguments.config}: {error}" if arguments.config else str(error)) from error
     return config
 
 
@@ -128,19 +132,7 @@ def check_config(config: EngineConfig) -> None:
     Raises:
         ConfigError: naming the key.
     """
-    positive = {
-        "maxModelTokens": config.max_model_tokens,
-        "tensorParallelSize": config.tensor_parallel_size,
-        "kvCache.blockTokens": config.kv_cache.block_tokens,
-        "scheduling.maxBatchTokens": config.scheduling.max_batch_tokens,
-        "scheduling.maxSequences": config.scheduling.max_sequences,
-        "scheduling.maxQueuedRequests": config.scheduling.max_queued_requests,
-    }
-    for name, value in positive.items():
-        if value < 1:
-            raise ConfigError(f"engine configuration: {name} is {value}; it must be at least 1")
-    if config.drain_seconds < 0:
-        raise ConfigError("engine configuration: drainSeconds must not be negative")
+    check_ranges(config)
     price = config.price.per_device_hour
     if price is not None and not 0 <= price < float("inf"):
         raise ConfigError(
@@ -148,8 +140,6 @@ def check_config(config: EngineConfig) -> None:
         )
     if not re.fullmatch(r"[A-Za-z]{1,16}", config.price.currency):
         raise ConfigError("engine configuration: price.currency must be 1 to 16 letters, as USD")
-    if not 1 <= config.kv_cache.device_percent <= 100:
-        raise ConfigError("engine configuration: kvCache.devicePercent must be between 1 and 100")
     for name, items in (("classes", config.scheduling.classes), ("tenants", config.scheduling.tenants)):
         names = [item.name for item in items]
         if len(set(names)) < len(names):

@@ -2,7 +2,8 @@
 
 ModelError
 ├── ModelFormatError       the files are not a readable model
-└── UnsupportedModelError  the model is fine, this engine cannot run it
+├── UnsupportedModelError  the model is fine, this engine cannot run it
+└── ModelTooLargeError     its weights do not fit the memory there is
 """
 
 from __future__ import annotations
@@ -18,3 +19,7 @@ class ModelFormatError(ModelError):
 
 class UnsupportedModelError(ModelError):
     """An architecture, a scaling variant or a tensor type that this engine does not run."""
+
+
+class ModelTooLargeError(ModelError):
+    """The weights do not fit; the message has both sizes."""

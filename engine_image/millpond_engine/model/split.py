@@ -48,6 +48,14 @@ class Share:
     vocabulary: Span
     """Scores this rank computes; every rank's span but the last ones' is as long as rank 0's."""
 
+    def count_weights(self, config: ModelConfig, *, packed_head: bool) -> int:
+        """Elements of this rank's matrices. A packed head is a copy also where it is the embedding's twin."""
+        hidden, dim = config.hidden_size, config.head_dim
+        layer = hidden * dim * 2 * (self.heads.count + self.kv_heads.count) + 3 * hidden * self.inner.count
+        table = config.vocabulary_size * hidden
+        own_head = packed_head or not config.tied_embeddings
+        return config.num_layers * layer + table + (self.vocabulary.count * hidden if own_head else 0)
+
     def narrow(self, config: ModelConfig) -> ModelConfig:
         """The model as this rank's layers see it: fewer heads, a narrower feed-forward, the same stream."""
         return replace(

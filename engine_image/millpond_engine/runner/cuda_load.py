@@ -26,7 +26,7 @@ from millpond_engine.runner.cuda_runner import CudaRunner
 from millpond_engine.runner.cuda_runtime import CudaRuntime, DeviceRuntime
 from millpond_engine.runner.group import RankGroup
 from millpond_engine.runner.load import bytes_per_block, make_attention_shape, make_info, make_rope
-from millpond_engine.runner.memory import PoolSize
+from millpond_engine.runner.memory import AvailableMemory, PoolSize, check_weights_fit
 from millpond_engine.runner.sampler import SLICE_BYTES
 
 _log = structlog.get_logger(__name__)
@@ -144,6 +144,8 @@ def load_cuda_rank(
     problem = supports(shape, dtype)
     if problem is not None:
         raise UnsupportedModelError(f"the GPU kernels cannot run this model: {problem}; device Cpu can")
+    weight_bytes = share.count_weights(opened.config, packed_head=False) * dtype.itemsize
+    check_weights_fit(weight_bytes, AvailableMemory(torch.cuda.mem_get_info(device)[0], "the device"))
     model = load_weights(opened, GpuOps(), dtype=dtype, device=device, share=share, progress=progress)
     max_tokens = min(config.max_model_tokens, model_config.max_position_tokens)
     rope = make_rope(model_config, model, max_tokens).to(device)

@@ -22,7 +22,13 @@ from millpond_engine.runner.backend import Backend, choose_backend
 from millpond_engine.runner.cuda_device import find_gpu
 from millpond_engine.runner.group import RankGroup
 from millpond_engine.runner.kv_cache import KvCache
-from millpond_engine.runner.memory import AvailableMemory, PoolSize, compute_pool_size, read_available_memory
+from millpond_engine.runner.memory import (
+    AvailableMemory,
+    PoolSize,
+    check_weights_fit,
+    compute_pool_size,
+    read_available_memory,
+)
 from millpond_engine.runner.rows import RowTable
 from millpond_engine.runner.torch_runner import TorchRunner
 
@@ -130,6 +136,9 @@ def _load_cpu_rank(
     dtype = choose_dtype(config.dtype, mine, device)
     shape = make_attention_shape(mine, config.kv_cache.block_tokens)
     backend = choose_backend(mine, shape, dtype, device)
+    ranks = [compute_share(opened.config, rank, share.size) for rank in range(share.size)]
+    count = sum(rank.count_weights(opened.config, packed_head=True) for rank in ranks)
+    check_weights_fit(count * dtype.itemsize, read_available_memory())  # one memory holds all ranks
     model = load_weights(opened, backend.ops, dtype=dtype, device=device, share=share, progress=progress)
     return CpuRank(config, model, backend, dtype, min(config.max_model_tokens, mine.max_position_tokens))
 

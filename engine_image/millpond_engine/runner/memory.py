@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from millpond_engine.model.errors import ModelTooLargeError
+
 RESERVED_BYTES = 1 << 30
 """Left to the process itself: code, activations, queues."""
 CPU_SHARE_PERCENT = 50
@@ -64,6 +66,19 @@ def compute_pool_size(
             "give the container more memory or lower kvCache.blockTokens"
         )
     return PoolSize(num_blocks, reason)
+
+
+def check_weights_fit(weight_bytes: int, available: AvailableMemory) -> None:
+    """Refuse weights before they are read: the kernel ends a process that takes too much without a word.
+
+    Raises:
+        ModelTooLargeError: with both sizes.
+    """
+    if weight_bytes > available.bytes:
+        raise ModelTooLargeError(
+            f"the weights take {format_bytes(weight_bytes)} and {available.source} leaves {format_bytes(available.bytes)}; "
+            "give the container more memory, or take a smaller dtype or model"
+        )
 
 
 def read_available_memory(root: Path = Path("/")) -> AvailableMemory:
