@@ -82,6 +82,21 @@ async def test_evictions_and_resets_reach_the_gateway() -> None:
         assert not resident
 
 
+async def test_a_reset_of_an_idle_engine_is_told_at_once_and_once() -> None:
+    async with run_engine(Setup(events=True)) as engine:
+
+        async def reset_between() -> None:
+            await engine.complete(prompt="before" * 20, max_tokens=2)
+            await engine.settle()
+            await engine.call_admin("POST", "/reset_prefix_cache")
+            await asyncio.sleep(0.3)
+            await engine.complete(prompt="after" * 20, max_tokens=2)
+
+        events = await collect(engine, 1.5, reset_between)
+        told = [type(event) for event in events if isinstance(event, Stored | Cleared)]
+        assert told == [Stored, Cleared, Stored]
+
+
 @pytest.mark.parametrize("form", ["map", "array"])
 def test_both_forms_decode_to_the_same_blocks(form: kv_events.Form) -> None:
     event = kv_events.StoredBlocks(

@@ -10,6 +10,7 @@ from millpond_common.contract.openai import ErrorCode
 from millpond_engine.engine.costs import StepCosts
 from millpond_engine.engine.step import StepReport
 from millpond_engine.loop.ledger import Ledger, LiveRequest, note_prompt, note_tokens
+from millpond_engine.loop.series import start_cells
 from millpond_engine.loop.stats import StatCells
 from millpond_engine.records.outputs import (
     BlocksRemoved,
@@ -58,7 +59,8 @@ class Recorder:
         self._ttft = {c.name: c.ttft_milliseconds / 1000 for c in scheduling.classes if c.ttft_milliseconds}
         self._itl = {c.name: c.itl_milliseconds / 1000 for c in scheduling.classes if c.itl_milliseconds}
         self._default_class = scheduling.default_class
-        self._start_cells()
+        currency = None if self.price.per_device_hour is None else self.price.currency
+        start_cells(self.own, self.vllm, classes=self.classes, tenants=self.tenants, currency=currency)
 
     def label_class(self, name: str) -> str:
         """The class itself when declared, else the default class."""
@@ -253,59 +255,3 @@ class Recorder:
     def make_live_labels(self, request: Request) -> tuple[str, str]:
         """Class and tenant labels of a request."""
         return self.label_class(request.class_name), self.label_tenant(request.tenant)
-
-    def _start_cells(self) -> None:
-        who = (self.classes, self.tenants)
-        own, vllm = self.own.counters, self.vllm.counters
-        for name in ("prefix_cache_query_tokens_total", "generation_tokens_total", "kv_block_seconds_total"):
-            own[name].start(*who)
-        if self.price.per_device_hour is not None:
-            own["cost_total"].start(*who, (self.price.currency,))
-        own["prefix_cache_hit_tokens_total"].start(*who, m.TIERS)
-        own["evicted_blocks_total"].start(self.tenants, m.TIERS, m.EVICTION_REASONS)
-        own["preemptions_total"].start(*who, m.PREEMPTION_MODES, m.PREEMPTION_REASONS)
-        own["recomputed_tokens_total"].start(*who, ("Preempted",))
-        for name in ("swapped_blocks_total", "swapped_bytes_total"):
-            own[name].start(("out", "in"), ("host",))
-        own["requests_total"].start(*who, m.OUTCOMES)
-        own["refusals_total"].start(*who, REFUSAL_CODES)
-        own["deadline_misses_total"].start(*who, ("ttft", "itl"))
-        own["prompt_tokens_total"].start(*who, m.PROMPT_SOURCES)
-        own["gpu_seconds_total"].start(*who, m.GPU_PHASES)
-        for name in (
-            "time_to_first_token_seconds",
-            "e2e_seconds",
-            "queue_seconds",
-            "inter_token_latency_seconds",
-        ):
-            self.own.histograms[name].start(self.classes)
-        self.own.histograms["step_seconds"].start(m.STEP_PARTS)
-        self.own.histograms["step_tokens"].start(m.GPU_PHASES)
-        vllm["prompt_tokens_by_source_total"].start(m.VLLM_SOURCES)
-        vllm["request_success_total"].start(m.VLLM_FINISH_REASONS)
-        vllm["admission_rejections_total"].start(m.VLLM_ADMISSION_REASONS)
-        for counter in vllm.values():
-            if not counter.family.labels:
-                counter.start()
-        for histogram in self.vllm.histograms.values():
-            histogram.start()
-
-
-REFUSAL_CODES = tuple(
-    code.value
-    for code in (
-        ErrorCode.INVALID_VALUE,
-        ErrorCode.UNSUPPORTED_FIELD,
-        ErrorCode.CONTEXT_LENGTH_EXCEEDED,
-        ErrorCode.KV_CAPACITY_EXCEEDED,
-        ErrorCode.MODEL_NOT_FOUND,
-        ErrorCode.PAYLOAD_TOO_LARGE,
-        ErrorCode.TENANT_CONCURRENCY,
-        ErrorCode.OVERLOADED,
-        ErrorCode.DRAINING,
-        ErrorCode.ASLEEP,
-        ErrorCode.NOT_IMPLEMENTED,
-        ErrorCode.ENGINE_ERROR,
-    )
-)
-"""Codes the engine refuses with."""
