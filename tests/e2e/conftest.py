@@ -30,6 +30,16 @@ class Fleet:
     images: dict[str, str]
     model: Model
 
+    def install(self, *values: str) -> None:
+        """Install or upgrade the chart for the one namespace."""
+        scope = (
+            "crds.install=false",
+            "scope=Namespaces",
+            f"namespaces={{{self.site.namespace}}}",
+            "gateway.cpu=50m",
+        )
+        self.site.install_chart(self.images, values=(*scope, *values))
+
     def make_fake_pool(self, name: str, *, replicas: int, revision: str = "1", **spec: Any) -> dict[str, Any]:
         """A pool whose engines script their tokens: everything is real but the model."""
         engine = {"extraArgs": FAKE_ARGUMENTS, "env": [{"name": "TEST_REVISION", "value": revision}]}
@@ -50,21 +60,16 @@ def fleet(node_cluster: Cluster, crds: Cluster) -> Iterator[Fleet]:
         images = push_images(cluster)
         site.make_namespace()
         stack.callback(_remove_namespaces, site)
-        values = (
-            "crds.install=false",
-            "scope=Namespaces",
-            f"namespaces={{{site.namespace}}}",
-            "gateway.cpu=50m",
-        )
-        stack.callback(site.uninstall_chart)
-        site.install_chart(images, values=values)
         model, server = serve_model(cluster)
         assert model is not None
         assert server is not None
         stack.callback(server.wait)
         stack.callback(server.terminate)
+        fleet = Fleet(site, images, model)
+        stack.callback(site.uninstall_chart)
+        fleet.install()
         stack.callback(site.remove_pools)
-        yield Fleet(site, images, model)
+        yield fleet
 
 
 @pytest.fixture

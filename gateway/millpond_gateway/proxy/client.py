@@ -17,6 +17,9 @@ from millpond_gateway.proxy.http1 import RequestReader
 if TYPE_CHECKING:
     from millpond_gateway.proxy.relay import Relay
 
+_LEAVING_IDLE_SECONDS = 1.0
+"""A leaving gateway keeps a connection this long after an answer that had promised to keep it: the next request may be on
+its way already."""
 _LINGER_SECONDS = 2.0
 _CLOSE_WAIT = 8
 """State of a Linux TCP connection whose peer sends no more and may still read."""
@@ -58,11 +61,6 @@ class ClientConnection(asyncio.Protocol):
         self._since = relay.now()
         self.address = ""
         """Where the client connected from."""
-
-    @property
-    def busy(self) -> bool:
-        """A request is being read or answered."""
-        return self._exchange is not None or self._reader.started
 
     @property
     def unsent_bytes(self) -> int:
@@ -158,7 +156,7 @@ class ClientConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        if close or self._reader.pipelined or self._relay.draining:
+        if close or self._reader.pipelined:
             self._linger()
             return
         self._admitted = False
@@ -215,7 +213,7 @@ class ClientConnection(asyncio.Protocol):
         elif self._reader.started:
             if age > settings.head_seconds:
                 self._refuse(ApiError(ErrorCode.REQUEST_TIMEOUT, "the request head did not arrive in time"))
-        elif age > settings.client_idle_seconds:
+        elif age > (_LEAVING_IDLE_SECONDS if self._relay.leaving else settings.client_idle_seconds):
             self.close()
 
     def _has_gone(self, now: float) -> bool:

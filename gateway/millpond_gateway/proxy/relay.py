@@ -45,7 +45,9 @@ class Relay:
         self.max_sockets: float = math.inf
         """Connections to clients and engines together that the descriptor limit allows."""
         self.draining = False
-        """Every answer closes its connection."""
+        """Every answer from now on says that it closes its connection."""
+        self.leaving = False
+        """No connection is accepted any more, and what is idle is closed."""
         self.deserted = asyncio.Event()
         """No client is connected."""
         self.deserted.set()
@@ -251,11 +253,9 @@ class Relay:
         self.connections.sweep()
 
     def begin_drain(self) -> None:
-        """Close what is idle now, and every other connection after its answer."""
-        self.draining = True
-        for client in list(self._clients):
-            if not client.busy:
-                client.close()
+        """Close what is idle, and every other connection after its next answer."""
+        self.draining = self.leaving = True
+        self.sweep()
 
     def shut_down(self) -> None:
         """End what the grace did not suffice for, each stream with its error event."""
