@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import socket
 import statistics
 import subprocess
@@ -24,9 +23,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.figures import Figure, write_figures
 from benchmarks.gateway_load import Load
 
 PEERS = ("vllm-router==0.1.17", "sglang-router==0.3.2")
+GOAL_PEER, FLOOR_PEER = "sglang-router", "vllm-router"
+_OWN = "millpond-gateway"
+_MAX_LONG_CORES = 0.05
+"""Cores per request/s with prompts of 100k tokens."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 _NUM_REPLICAS = 4
 _LOAD_SECONDS = 300
@@ -285,6 +289,50 @@ def show(figures: list[Figures]) -> None:
             )
 
 
+def make_figures(measured: list[Figures]) -> list[Figure]:
+    """The published numbers: CPU against the peers of the same run, and what has no goal as it is."""
+    found: list[Figure] = []
+    systems = {(entry.system, entry.load): entry for entry in measured}
+    for own in (entry for entry in measured if entry.system == _OWN):
+        for peer in (GOAL_PEER, FLOOR_PEER):
+            other = systems.get((peer, own.load))
+            if other is not None:
+                found.append(compare(own, other))
+        cores = own.cpu_milliseconds_per_request / 1000
+        if "100k tokens" in own.load:
+            goal = f"<= {_MAX_LONG_CORES}"
+            found.append(
+                Figure(
+                    f"{own.load}: cores per request/s",
+                    cores,
+                    "cores",
+                    goal=goal,
+                    met=cores <= _MAX_LONG_CORES,
+                )
+            )
+        found.append(Figure(f"{own.load}: requests/s", own.requests_per_second, "1/s"))
+        direct = systems.get(("direct", own.load))
+        if direct is not None:
+            added = own.p50_milliseconds - direct.p50_milliseconds
+            found.append(Figure(f"{own.load}: added p50", added, "ms"))
+        found.append(
+            Figure(f"{own.load}: failed", own.num_failed, "requests", goal="0", met=not own.num_failed)
+        )
+    return found
+
+
+def compare(own: Figures, other: Figures) -> Figure:
+    """CPU of one load beside one peer's: per chunk where there are chunks, else per request."""
+    if own.cpu_microseconds_per_chunk is not None and other.cpu_microseconds_per_chunk is not None:
+        name, unit = f"{own.load}: CPU per chunk against {other.system}", "µs"
+        value, peer = own.cpu_microseconds_per_chunk, other.cpu_microseconds_per_chunk
+    else:
+        name, unit = f"{own.load}: CPU per request against {other.system}", "ms"
+        value, peer = own.cpu_milliseconds_per_request, other.cpu_milliseconds_per_request
+    ratio = value / peer if peer else None
+    return Figure(name, value, unit, peer, ratio, "ratio <= 1.0", ratio is not None and ratio <= 1.0)
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -311,14 +359,7 @@ def main() -> None:
                 figures += run_system(router, ports, replicas.pid, **how)
     show(figures)
     if arguments.json:
-        machine = {
-            "cpus": os.cpu_count(),
-            "python": platform.python_version(),
-            "load_average": os.getloadavg(),
-        }
-        arguments.json.write_text(
-            json.dumps({"machine": machine, "figures": [asdict(entry) for entry in figures]}, indent=2)
-        )
+        write_figures(arguments.json, make_figures(figures))
 
 
 if __name__ == "__main__":

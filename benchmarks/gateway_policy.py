@@ -2,7 +2,7 @@
 
 An open-loop model of the decision rules: it ranks rules and proves nothing about products or about a real
 engine. By default the traces are generated; --trace reads files in the public Mooncake form. The foreign rules
-are simplified re-implementations. Prints tables; --json writes every single run.
+are simplified re-implementations. Prints tables; --json writes the published numbers, --raw every run.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
+from benchmarks.figures import Figure, write_figures
 
 from millpond_gateway.routing.records import EndpointView
 from millpond_gateway.routing.router import Router
@@ -28,6 +29,8 @@ from millpond_simulator.rules import Rule
 from millpond_simulator.trace import BLOCK_TOKENS, TraceRequest, compute_oracle_hit_rate, read_trace, speed_up
 
 GATEWAYS = (1, 4, 16)
+_MAX_OF_ONE = 1.1
+_MAX_BLOCK_BYTES = 40
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +57,8 @@ def main() -> None:
     )
     parser.add_argument("--trace", type=Path, action="append", default=[], help="file in the Mooncake form")
     parser.add_argument("--speed", type=float, default=1.0, help="replay this many times as fast")
-    parser.add_argument("--json", type=Path, help="write every run to this file")
+    parser.add_argument("--json", type=Path, help="write the published numbers to this file")
+    parser.add_argument("--raw", type=Path, help="write every run to this file")
     arguments = parser.parse_args()
     engines = (EngineModel(num_blocks=arguments.blocks),) * arguments.replicas
     runs: list[Run] = []
@@ -70,8 +74,9 @@ def main() -> None:
     for line in regressions:
         print(f"gate: {line}")
     if arguments.json:
-        figures = {"decision": cost, "runs": [msgspec.to_builtins(run) for run in runs]}
-        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+        write_figures(arguments.json, make_figures(runs, cost))
+    if arguments.raw:
+        arguments.raw.write_text(json.dumps([msgspec.to_builtins(run) for run in runs], indent=1) + "\n")
     if regressions:
         raise SystemExit(1)
 
@@ -86,6 +91,42 @@ def find_gate_failures(runs: Sequence[Run]) -> Iterator[str]:
         )
         for regression in find_regressions(run.results, baseline.results):
             yield f"{run.trace}, seed {run.seed}: {regression}"
+
+
+def make_figures(runs: Sequence[Run], cost: dict[str, float]) -> list[Figure]:
+    """The published numbers; each is a mean over the seeds of one trace."""
+    found: list[Figure] = []
+    for trace in dict.fromkeys(run.trace for run in runs):
+        own = [run for run in runs if _is(run, trace, Rule.AUTO, 1)]
+        ttft, oracle = _mean_ttft(own), _mean([run.oracle_hit_rate for run in own])
+        hits = _mean([run.results.hit_rate for run in own])
+        found.append(Figure(f"{trace}: hit rate against the oracle", hits, "", oracle, hits / oracle))
+        for rule in (Rule.ROUND_ROBIN, Rule.LEAST_REQUESTS, Rule.WEIGHTED_SUM):
+            peer = _mean_ttft([run for run in runs if _is(run, trace, rule, 1)])
+            found.append(_compare(f"{trace}: mean TTFT against {rule.value}", ttft, peer, 1.0))
+        for num_gateways in GATEWAYS[1:]:
+            shared = [
+                run
+                for run in runs
+                if _is(run, trace, Rule.AUTO, num_gateways) and run.sharing is Sharing.SHARED
+            ]
+            name = f"{trace}: mean TTFT of {num_gateways} gateways against one"
+            found.append(_compare(name, _mean_ttft(shared), ttft, _MAX_OF_ONE))
+    found.append(Figure("one choice over 16 replicas, 1,000 blocks", cost["choose_microseconds"], "µs"))
+    size = cost["index_bytes_per_block"]
+    found.append(
+        Figure("index", size, "bytes/block", goal=f"<= {_MAX_BLOCK_BYTES}", met=size <= _MAX_BLOCK_BYTES)
+    )
+    return found
+
+
+def _compare(name: str, value: float, peer: float, most: float) -> Figure:
+    ratio = value / peer
+    return Figure(name, value, "s", peer, ratio, f"ratio <= {most:g}", ratio <= most)
+
+
+def _mean_ttft(runs: Sequence[Run]) -> float:
+    return _mean([run.results.ttft_mean for run in runs])
 
 
 def load_traces(arguments: argparse.Namespace) -> Iterator[tuple[str, int, list[TraceRequest]]]:
