@@ -16,13 +16,17 @@ from lightkube.core.exceptions import ConfigError
 
 from millpond_common.contract import ports
 from millpond_gateway.app.options import Options
+from millpond_gateway.app.plan import WorkerPlan, take_plan
 from millpond_gateway.app.process import GatewayProcess
+from millpond_gateway.app.supervisor import Supervisor
+from millpond_gateway.app.traces import make_tracing
 from millpond_gateway.app.values import (
     parse_address,
     parse_port,
     parse_positive_count,
     parse_positive_seconds,
     parse_seconds,
+    parse_workers,
 )
 from millpond_gateway.flow.records import FlowSettings
 from millpond_gateway.proxy.settings import RelaySettings
@@ -37,7 +41,9 @@ _GC_ALLOCATIONS = 20_000
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the gateway; the exit status is 0 after a drain, 2 for a wrong command line, 1 for anything else."""
-    options = parse_options(sys.argv[1:] if arguments is None else arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    plan = take_plan()
+    options = parse_options(arguments)
     configure_log()
     if not options.static:
         try:
@@ -48,7 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gc.freeze()  # what is loaded by now lives as long as the process; collections need not walk it
     gc.set_threshold(_GC_ALLOCATIONS, 20, 50)
     try:
-        return uvloop.run(_run(options))
+        if plan is None and options.workers > 1:
+            return uvloop.run(_supervise(options, arguments))
+        return uvloop.run(_run(options, plan))
     except OSError as error:
         if error.errno not in (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL):
             raise
@@ -61,8 +69,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 2
 
 
-async def _run(options: Options) -> int:
-    return await GatewayProcess(options).run()
+async def _run(options: Options, plan: WorkerPlan | None) -> int:
+    return await GatewayProcess(options, plan, tracing=make_tracing()).run()
+
+
+async def _supervise(options: Options, arguments: Sequence[str]) -> int:
+    return await Supervisor(options, arguments).run()
 
 
 def parse_options(arguments: Sequence[str]) -> Options:
@@ -86,7 +98,9 @@ def parse_options(arguments: Sequence[str]) -> Options:
         namespace=given.namespace,
         peer_port=given.peer_port,
         peers=tuple(given.peer),
+        any_peer=given.any_peer,
         kv_events=not given.no_kv_events,
+        workers=given.workers,
         poll_seconds=given.poll_seconds,
         drain_delay_seconds=given.drain_delay_seconds,
         grace_seconds=given.grace_seconds,
@@ -130,6 +144,12 @@ def make_parser() -> argparse.ArgumentParser:
         type=parse_port,
         default=ports.GATEWAY_ADMIN,
         help="health, metrics, report and probe",
+    )
+    add(
+        "--workers",
+        type=parse_workers,
+        default=defaults.workers,
+        help="processes that serve the port together, each at a peer port of its own from --peer-port on",
     )
     add(
         "--static",
@@ -199,6 +219,11 @@ def make_parser() -> argparse.ArgumentParser:
         type=parse_seconds,
         default=defaults.grace_seconds,
         help="open streams may take this long to finish",
+    )
+    add(
+        "--any-peer",
+        action="store_true",
+        help="hear peers at any address; for networks that rewrite the addresses of pods",
     )
     add("--no-kv-events", action="store_true", help="do not follow the engines' KV events")
     add(

@@ -87,3 +87,35 @@ async def test_gw_043_without_descriptors_the_answer_is_503_before_the_body_is_r
     assert engine.seen == []
     gateway.process.relay.max_sockets = 1000
     assert (await ask(gateway, make_request())).status == 200
+
+
+async def test_gw_105_the_end_of_a_body_in_many_chunks_is_always_seen(
+    make_engine: MakeEngine, make_gateway: MakeGateway
+) -> None:
+    engine = await make_engine()
+    gateway = await make_gateway(engine)
+    head = make_request(b"", framing="Transfer-Encoding: chunked")
+    chunks = [b"%x\r\n%b\r\n" % (1, BODY[at : at + 1]) for at in range(len(BODY))]
+    for parts in (
+        [head, *chunks, b"0\r\n\r\n"],  # the end alone
+        [head, *chunks[:-1], chunks[-1] + b"0\r\n\r\n"],  # the end with the last chunk
+        [head + b"".join(chunks) + b"0\r\n", b"\r\n"],  # the end cut in two
+    ):
+        assert (await ask(gateway, *parts, pause=0.002)).status == 200
+        assert engine.seen[-1].body == BODY
+        assert engine.seen[-1].headers["content-length"] == str(len(BODY))
+
+
+async def test_gw_106_a_body_that_grows_on_its_way_has_its_length_counted_anew(
+    make_engine: MakeEngine, make_gateway: MakeGateway
+) -> None:
+    engine = await make_engine()
+    gateway = await make_gateway(engine)
+    for framing in (None, "Transfer-Encoding: chunked"):
+        body = STREAM_BODY if framing is None else b"%x\r\n%b\r\n0\r\n\r\n" % (len(STREAM_BODY), STREAM_BODY)
+        answer = await ask(gateway, make_request(body, framing=framing))
+        assert answer.status == 200
+        seen = engine.seen[-1]
+        assert len(seen.body) > len(STREAM_BODY)
+        assert seen.headers["content-length"] == str(len(seen.body))
+        assert "transfer-encoding" not in seen.headers

@@ -8,6 +8,8 @@ import socket
 from tests.fixtures.gateway import MODEL, FakeEngine, MakeEngine, MakeGateway, RunningGateway, Script
 from tests.gateway.wire import ask, make_request, talk
 
+from millpond_gateway.app.peers import PeerLink
+
 
 def find_port() -> int:
     with socket.socket() as sock:
@@ -104,3 +106,22 @@ async def test_nonsense_on_the_peer_port_costs_only_its_connection(
             assert await reader.read() == b""
         writer.close()
     assert (await ask(gateway, make_request())).status == 200
+
+
+async def test_only_gateways_are_heard_on_the_peer_port(
+    make_engine: MakeEngine, make_gateway: MakeGateway
+) -> None:
+    gateway = await make_gateway(
+        await make_engine(), options={"peer_port": find_port(), "peers": ("127.0.0.1:9",)}
+    )
+    mesh = gateway.process.mesh
+    assert mesh is not None
+    link = PeerLink(mesh)
+    assert not mesh.on_link(link, "10.0.0.9")
+    assert "peer_connections_refused_total 1.0" in gateway.process.make_metrics_text()
+    mesh.set_hosts(frozenset({"10.0.0.9"}))  # the API server shows a gateway's pod there
+    assert mesh.on_link(link, "10.0.0.9")
+    mesh.set_hosts(frozenset())
+    assert not mesh.on_link(link, "10.0.0.9")
+    assert mesh.on_link(PeerLink(mesh), "10.0.0.8", dialed="gateway-b:8082")
+    assert mesh.on_link(link, "10.0.0.8")  # a peer that a flag names, at the address its name has

@@ -9,7 +9,6 @@ import json
 from dataclasses import dataclass
 from enum import StrEnum
 
-
 MAX_BODY_BYTES = 32 * 1024 * 1024
 """Default limit of a request body, the same at gateway and engine: what one passes the other takes."""
 

@@ -16,7 +16,9 @@ GATEWAY_HTTP = 8080
 GATEWAY_ADMIN = 8081
 """Health, readiness, metrics, /v1/report and /v1/probe; reachable for operator and monitoring only."""
 GATEWAY_PEERS = 8082
-"""Decisions shared among gateways."""
+"""Decisions shared among gateways; worker N of a gateway takes them at N ports above."""
+MAX_GATEWAY_WORKERS = 16
+"""Worker processes of one gateway: as many peer ports are open among gateways."""
 GATEWAY_SERVICE = 80
 """Port of the gateway's Service."""
 

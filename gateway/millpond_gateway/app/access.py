@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import BinaryIO
 
@@ -14,6 +15,8 @@ from millpond_gateway.proxy.dispatch import Record
 
 _MAX_LINES = 20_000
 _FLUSH_SECONDS = 0.2
+_PIECE_BYTES = 4096
+"""What a pipe takes undivided (PIPE_BUF of Linux)."""
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -51,12 +54,24 @@ class AccessLog:
         while True:
             stopping = self._stopping
             lines, self._lines = self._lines, []
-            if lines:
-                self._stream.write(b"\n".join(lines) + b"\n")
+            for part in join_lines(lines):
+                self._stream.write(part)
                 self._stream.flush()
             if stopping:
                 return
             self._wake.wait(_FLUSH_SECONDS)
+
+
+def join_lines(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Whole lines in pieces that a pipe takes in one go, so that several workers may write to it."""
+    piece = b""
+    for line in lines:
+        if piece and len(piece) + len(line) + 1 > _PIECE_BYTES:
+            yield piece
+            piece = b""
+        piece += line + b"\n"
+    if piece:
+        yield piece
 
 
 class Line(msgspec.Struct, omit_defaults=True, gc=False):

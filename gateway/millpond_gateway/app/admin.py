@@ -21,6 +21,7 @@ from millpond_gateway.proxy.settings import RelaySettings
 _LIMITS = RelaySettings(max_head_bytes=8192, max_body_bytes=65_536)
 _MAX_CONNECTIONS = 256
 _IDLE_SECONDS = 120.0
+STATE_PATH = b"/v1/worker"
 _METHODS = {
     b"/health": b"GET",
     b"/ready": b"GET",
@@ -39,15 +40,20 @@ class AdminAnswer:
     content_type: bytes = b"application/json"
 
 
+Answering = AdminAnswer | Awaitable[AdminAnswer]
+
+
 @dataclass(frozen=True, slots=True)
 class AdminActions:
     """What the admin server can tell and do; called on its thread, so they only read what is published for it."""
 
-    health: Callable[[], AdminAnswer]
-    ready: Callable[[], AdminAnswer]
-    metrics: Callable[[], AdminAnswer]
-    report: Callable[[], AdminAnswer]
+    health: Callable[[], Answering]
+    ready: Callable[[], Answering]
+    metrics: Callable[[], Answering]
+    report: Callable[[], Answering]
     probe: Callable[[ProbeRequest], Awaitable[ProbeResult]]
+    state: Callable[[], Answering] | None = None
+    """Of a worker, for its supervisor: everything that is merged, on a socket that nobody else reaches."""
 
 
 class AdminServer:
@@ -72,8 +78,10 @@ class AdminServer:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
+        local = self.socket.family == socket.AF_UNIX
+        create = self._loop.create_unix_server if local else self._loop.create_server
         server = self._loop.run_until_complete(
-            self._loop.create_server(lambda: _AdminConnection(self, self._loop), sock=self.socket)
+            create(lambda: _AdminConnection(self, self._loop), sock=self.socket)
         )
         try:
             self._loop.run_forever()
@@ -123,6 +131,8 @@ class _AdminConnection(asyncio.Protocol):
 
     async def _answer(self, head: RequestHead, body: bytes) -> None:
         allowed = _METHODS.get(head.path)
+        if head.path == STATE_PATH and self._server.actions.state is not None:
+            allowed = b"GET"
         if allowed is None:
             self._send_error(
                 ApiError(
@@ -140,8 +150,10 @@ class _AdminConnection(asyncio.Protocol):
                 b"/ready": actions.ready,
                 b"/metrics": actions.metrics,
                 b"/v1/report": actions.report,
+                STATE_PATH: actions.state or actions.report,
             }
-            self._send(table[head.path](), keep=head.keep_alive)
+            answer = table[head.path]()
+            self._send(answer if isinstance(answer, AdminAnswer) else await answer, keep=head.keep_alive)
 
     async def _probe(self, body: bytes, *, keep: bool) -> None:
         try:

@@ -22,6 +22,7 @@ from millpond_gateway.app.fleet import Fleet
 from millpond_gateway.proxy.connections import split_address
 from millpond_gateway.routing.records import EndpointView
 from millpond_gateway.routing.stream import Ask, AskKind, EventStream
+from millpond_gateway.world.records import Replica
 
 _log = structlog.get_logger("events")
 _FETCH_SECONDS = 10.0
@@ -41,7 +42,7 @@ class EventReader:
         stream: EventStream,
         *,
         live: str,
-        replay: str,
+        replay: str | None,
         clock: Callable[[], float],
     ) -> None:
         self._context = context
@@ -74,6 +75,10 @@ class EventReader:
     async def _fetch_forever(self) -> None:
         while True:
             ask = await self._asks.get()
+            if self._replay is None:  # an engine that keeps no history: what was missed stays missed
+                if ask.kind is AskKind.REPLAY:
+                    self._take(self._stream.replay_ended())
+                continue
             try:
                 with self._open(zmq.DEALER, self._replay) as socket:
                     if ask.kind is AskKind.REPLAY:
@@ -129,7 +134,7 @@ class EventReader:
 
 
 class EventReaders:
-    """One reader for every engine of ours that is known."""
+    """One reader for every engine of ours, and for every other one whose addresses a flag names."""
 
     def __init__(self, fleet: Fleet, clock: Callable[[], float]) -> None:
         self._fleet = fleet
@@ -151,25 +156,44 @@ class EventReaders:
 
     def _follow(self, context: zmq.asyncio.Context) -> None:
         wanted = {
-            (name, endpoint.uid, endpoint.address): endpoint
+            (name, endpoint.uid, endpoint.address): (endpoint, addresses)
             for name, state in self._fleet.pools.items()
             for endpoint in state.router.endpoints
-            if endpoint.epoch is not None  # told by its state or its answers: an engine of ours
+            if (addresses := find_event_addresses(endpoint, self._fleet.find_replica(endpoint.uid)))
         }
         for key in [key for key in self._tasks if key not in wanted]:
             self._tasks.pop(key).cancel()
-        for key, endpoint in wanted.items():
+        for key, (endpoint, addresses) in wanted.items():
             if key not in self._tasks:
-                self._tasks[key] = self._start(context, key[0], endpoint)
+                self._tasks[key] = self._start(context, key[0], endpoint, *addresses)
 
-    def _start(self, context: zmq.asyncio.Context, pool: str, endpoint: EndpointView) -> asyncio.Task[None]:
-        host = split_address(endpoint.address)[0]
-        host = f"[{host}]" if ":" in host else host
+    def _start(
+        self,
+        context: zmq.asyncio.Context,
+        pool: str,
+        endpoint: EndpointView,
+        live: str,
+        replay: str | None,
+    ) -> asyncio.Task[None]:
         reader = EventReader(
             context,
             self._fleet.pools[pool].router.index.open_stream(endpoint),
-            live=f"tcp://{host}:{ports.ENGINE_KV_EVENTS}",
-            replay=f"tcp://{host}:{ports.ENGINE_KV_REPLAY}",
+            live=live,
+            replay=replay,
             clock=self._clock,
         )
         return asyncio.get_running_loop().create_task(reader.run())
+
+
+def find_event_addresses(endpoint: EndpointView, replica: Replica | None) -> tuple[str, str | None] | None:
+    """Where a replica publishes and where it answers for what was missed; None when nobody told.
+
+    A flag names both. A pod has the contract's ports, once its state or its answers told an epoch: it is ours.
+    """
+    if replica is not None and replica.static:
+        return (replica.events, replica.replay) if replica.events is not None else None
+    if endpoint.epoch is None:
+        return None
+    host = split_address(endpoint.address)[0]
+    host = f"[{host}]" if ":" in host else host
+    return f"tcp://{host}:{ports.ENGINE_KV_EVENTS}", f"tcp://{host}:{ports.ENGINE_KV_REPLAY}"

@@ -20,7 +20,7 @@ from millpond_gateway.proxy.http1 import RequestHead
 from millpond_gateway.proxy.models import refuse_model
 from millpond_gateway.routing.records import Usage
 from millpond_gateway.routing.router import Router
-from millpond_gateway.world.records import WorldSnapshot
+from millpond_gateway.world.records import Replica, WorldSnapshot
 from millpond_gateway.world.view import World
 
 _ANONYMOUS = Caller()
@@ -37,7 +37,7 @@ class Fleet:
         metrics: Metrics,
         flow: FlowSettings | None = None,
         pin_secret: str = "",
-        expose_decisions: bool = False,
+        explain: bool = False,
     ) -> None:
         self._world = world
         self._seed = seed
@@ -45,7 +45,7 @@ class Fleet:
         self._flow = flow or FlowSettings()
         self._now = asyncio.get_running_loop().time
         self._pin_prefix = f"{pin_secret}/".encode() if pin_secret else b""
-        self._expose_decisions = expose_decisions
+        self._explain = explain
         self.keys = KeyRing()
         self.pools: dict[str, PoolState] = {}
         """State by pool name."""
@@ -74,7 +74,9 @@ class Fleet:
             if state is None:
                 seed = xxhash.xxh3_64_intdigest(name.encode(), seed=self._seed)
                 count = partial(self._metrics.observe_keys, name)
-                state = PoolState(spec, seed=seed, flow=self._flow, count_keys=count, now=now)
+                state = PoolState(
+                    spec, seed=seed, flow=self._flow, count_keys=count, now=now, explain=self._explain
+                )
                 self.pools[name] = state
                 if self._attach is not None:
                     self._attach(state.router)
@@ -92,6 +94,10 @@ class Fleet:
             for adapter in state.spec.adapters:
                 models.setdefault(adapter, (state, adapter))
         return models
+
+    def find_replica(self, uid: str) -> Replica | None:
+        """A replica as it was discovered."""
+        return self._world.find_replica(uid)
 
     def find_pool_name(self, model: str) -> str:
         """Pool that serves a model; empty for an unknown one."""
@@ -132,7 +138,7 @@ class Fleet:
             refusal = check_tenant(state.spec, call.caller.tenant)
             if refusal is not None:
                 return refusal
-        return state.submit(call, adapter, tried, waiter, now, debug=self._expose_decisions)
+        return state.submit(call, adapter, tried, waiter, now)
 
     def withdraw(self, call: Call, now: float) -> None:
         """A held request's client left."""

@@ -29,13 +29,17 @@ class Options:
     peer_port: int = ports.GATEWAY_PEERS
     peers: tuple[str, ...] = ()
     """`HOST:PORT` of other gateways; inside a cluster they are found by their labels."""
+    any_peer: bool = False
+    """Hear peers at any address, where the network rewrites those of pods."""
     kv_events: bool = True
-    """Follow the engines' KV events; only inside a cluster, where their ports are known."""
+    """Follow the engines' KV events, where their addresses are known: inside a cluster, or named by a flag."""
     poll_seconds: float = 1.0
     drain_delay_seconds: float = 3.0
     """After SIGTERM requests are still accepted this long, until no endpoint list names this pod any more."""
     grace_seconds: float = 300.0
     """Open streams may take this long to finish; with the delay it has to fit into the pod's own grace."""
+    workers: int = 1
+    """Processes that serve the port together; with more than one, another process supervises them."""
     access_log: bool = True
     seed: int | None = None
     flow: FlowSettings = field(default_factory=FlowSettings)

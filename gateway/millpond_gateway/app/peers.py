@@ -25,6 +25,8 @@ _HEARTBEAT_SECONDS = 1.0
 _CONNECT_SECONDS = 2.0
 _MAX_PAUSE_SECONDS = 5.0
 _MAX_LINKS = 256
+_LOOPBACK = frozenset({"127.0.0.1", "::1"})
+"""Other workers of this pod, and whoever else shares its network namespace."""
 _MAX_UNSENT_BYTES = 8 * 1024 * 1024
 _PARTITION_SECONDS = 3.0
 """Peers that are listed and yet unheard for longer count as cut off."""
@@ -33,15 +35,18 @@ _PARTITION_SECONDS = 3.0
 class PeerLink(asyncio.Protocol):
     """One connection to or from a peer."""
 
-    def __init__(self, mesh: PeerMesh) -> None:
+    def __init__(self, mesh: PeerMesh, dialed: str = "") -> None:
         self._mesh = mesh
+        self._dialed = dialed
         self._transport: asyncio.Transport | None = None
         self._buffer = b""
         self.closed = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
-        if not self._mesh.on_link(self):
+        peer = transport.get_extra_info("peername")
+        host = peer[0].removeprefix("::ffff:") if peer else ""
+        if not self._mesh.on_link(self, host, dialed=self._dialed):
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -87,7 +92,16 @@ class PeerLink(asyncio.Protocol):
 class PeerMesh:
     """All links of one process, and the clock of what goes out over them."""
 
-    def __init__(self, shared: SharedDecisions, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        shared: SharedDecisions,
+        clock: Callable[[], float],
+        *,
+        any_host: bool = False,
+        on_refused: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._any_host = any_host
+        self._on_refused = on_refused
         self.shared = shared
         self._clock = clock
         self._links: set[PeerLink] = set()
@@ -96,6 +110,8 @@ class PeerMesh:
         self._routers: dict[str, Router] = {}
         self._short_since: float | None = None
         self._num_missing = 0
+        self._hosts: frozenset[str] = frozenset()
+        self._dialed_hosts: dict[str, str] = {}
         self.num_bytes = 0
         """Sent so far, to all peers together."""
 
@@ -128,6 +144,7 @@ class PeerMesh:
         """Connect to every listed peer and to no other."""
         for address in [address for address in self._dialers if address not in addresses]:
             self._dialers.pop(address).cancel()
+            self._dialed_hosts.pop(address, None)
         for address in addresses - self._dialers.keys():
             self._dialers[address] = asyncio.get_running_loop().create_task(self._dial(address))
 
@@ -141,7 +158,7 @@ class PeerMesh:
             while True:
                 try:
                     async with asyncio.timeout(_CONNECT_SECONDS):
-                        _, link = await loop.create_connection(lambda: PeerLink(self), host, port)
+                        _, link = await loop.create_connection(lambda: PeerLink(self, address), host, port)
                 except OSError:
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, _MAX_PAUSE_SECONDS)
@@ -155,10 +172,29 @@ class PeerMesh:
             if link is not None:
                 link.close()
 
-    def on_link(self, link: PeerLink) -> bool:
-        """A connection opened; False when there are too many."""
+    def on_link(self, link: PeerLink, host: str, *, dialed: str = "") -> bool:
+        """A connection opened; False when there are too many, or it comes from where no gateway is known.
+
+        Whom this process dials it hears too: a peer named by a flag may have a name for an address.
+        """
         self._links.add(link)
+        if dialed:
+            self._dialed_hosts[dialed] = host
+        elif not self._knows(host):
+            self._on_refused()
+            _log.warning("connection refused: no gateway of this namespace is known there", host=host)
+            return False
         return len(self._links) <= _MAX_LINKS
+
+    def _knows(self, host: str) -> bool:
+        known = host in self._hosts or host in self._dialed_hosts.values()
+        return known or host in _LOOPBACK or self._any_host
+
+    def set_hosts(self, hosts: frozenset[str]) -> None:
+        """Addresses of this namespace's gateways, as the API server told them: nobody else is heard."""
+        for host in hosts - self._hosts:
+            _log.info("peer", host=host)
+        self._hosts = hosts
 
     def on_link_lost(self, link: PeerLink) -> None:
         """A connection closed."""
@@ -175,9 +211,11 @@ class PeerMesh:
 
     # Time.
 
-    async def run(self, host: str, port: int) -> None:
+    async def run(self, host: str, port: int, *, reuse_port: bool = False) -> None:
         """Serve peers and send what was decided, until cancelled."""
-        server = await asyncio.get_running_loop().create_server(lambda: PeerLink(self), host, port)
+        server = await asyncio.get_running_loop().create_server(
+            lambda: PeerLink(self), host, port, reuse_port=reuse_port or None
+        )
         beat_at = self._clock()
         try:
             while True:

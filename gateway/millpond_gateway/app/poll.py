@@ -9,6 +9,7 @@ import msgspec
 import structlog
 
 from millpond_common.contract.engine_state import EngineState, parse_engine_state
+from millpond_gateway.app.foreign import ForeignFacts, read_foreign
 from millpond_gateway.proxy.connections import Connections
 from millpond_gateway.proxy.fetch import fetch
 from millpond_gateway.world.records import EngineFacts, PoolView, Replica
@@ -93,7 +94,23 @@ class StatePoller:
         """An engine that is not ours tells no state: it is ready when its health check says so."""
         endpoint = make_endpoint(_PLAIN_POOL, replica, EngineFacts())
         health = await fetch(self._connections, endpoint, "/health", timeout_seconds=self._timeout)
-        return EngineFacts(answers=True, ready=health.head.status == 200)
+        if health.head.status != 200:
+            return EngineFacts(answers=True, ready=False)
+        told = ForeignFacts()
+        try:
+            page = await fetch(self._connections, endpoint, "/metrics", timeout_seconds=self._timeout)
+            models = await fetch(self._connections, endpoint, "/v1/models", timeout_seconds=self._timeout)
+            told = read_foreign(page.body.decode("utf-8", "replace"), models.body)
+        except OSError:
+            pass  # it serves all the same; what it tells of itself only helps
+        return EngineFacts(
+            answers=True,
+            ready=True,
+            epoch=told.epoch,
+            block_tokens=told.block_tokens,
+            num_blocks=told.num_blocks,
+            max_model_tokens=told.max_model_tokens,
+        )
 
 
 def make_facts(state: EngineState) -> EngineFacts:

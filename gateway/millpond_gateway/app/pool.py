@@ -20,7 +20,7 @@ from millpond_gateway.app.judgement import (
     make_routing_settings,
 )
 from millpond_gateway.app.prompt import make_prompt_keys
-from millpond_gateway.app.refusals import make_debug, make_refusal, refuse_choice
+from millpond_gateway.app.refusals import describe_choice, make_debug, make_refusal, refuse_choice
 from millpond_gateway.flow.admission import (
     PoolView,
     compute_hold_seconds,
@@ -75,8 +75,16 @@ class PoolState:
     """Decides for one pool; every method is synchronous and takes `now`."""
 
     def __init__(
-        self, spec: PoolSpec, *, seed: int, flow: FlowSettings, count_keys: Callable[[str], None], now: float
+        self,
+        spec: PoolSpec,
+        *,
+        seed: int,
+        flow: FlowSettings,
+        count_keys: Callable[[str], None],
+        now: float,
+        explain: bool = False,
     ) -> None:
+        self._explain = explain
         self.spec = spec
         self._count_keys = count_keys
         self._flow = flow
@@ -97,6 +105,7 @@ class PoolState:
         self._cold_since: float | None = None
         """Since when requests find no replica; None while one is ready."""
         self._scopes: dict[tuple[str, str], KeyScope] = {}
+        self._block_tokens = spec.block_tokens
         self._prompt_tokens: dict[str, int] = {}
         """Of open requests, counted or estimated."""
         self.set_spec(spec)
@@ -122,6 +131,10 @@ class PoolState:
         self._capacity = (
             None if None in capacities else max(capacities, key=lambda entry: entry or 0, default=None)
         )
+        block_tokens = endpoints[0].block_tokens if endpoints else self.spec.block_tokens
+        if block_tokens != self._block_tokens:  # keys are of blocks: an engine tells its own size
+            self._block_tokens = block_tokens
+            self._scopes.clear()
         self.outliers.keep_only(endpoint.uid for endpoint in endpoints)
         self.trials.set_endpoints({endpoint.pod: endpoint.revision for endpoint in endpoints})
         if any(view.ready for view in endpoints):
@@ -131,7 +144,7 @@ class PoolState:
     # Requests.
 
     def submit(
-        self, call: Call, adapter: str, tried: frozenset[str], waiter: Waiter, now: float, *, debug: bool
+        self, call: Call, adapter: str, tried: frozenset[str], waiter: Waiter, now: float
     ) -> Decision | None:
         """Admit, hold or shed; a repeated attempt was admitted before and is not judged again."""
         request = self.make_request(call, adapter)
@@ -140,7 +153,7 @@ class PoolState:
             excluded = frozenset(view.uid for view in self.router.endpoints if view.uid != call.caller.pin)
         choice = self.router.choose(request, now, excluded=excluded)
         if tried or call.caller.pin:
-            return self._bind(request, choice, tried, now, debug=debug)
+            return self._bind(request, choice, tried, now)
         self._count_keys(request.prompt.kind.value)
         self.hedges.budget.note_request()
         self.demand.arrive(choice.score.uncached_tokens if choice.score else request.prompt.num_tokens, now)
@@ -151,17 +164,16 @@ class PoolState:
         view, policy = self._view(choice, request, now), self._find_class(request.traffic_class)
         verdict = decide_admission(view, policy, self._flow)
         if verdict.action is Action.ADMIT:
-            return self._bind(request, choice, tried, now, debug=debug)
+            return self._bind(request, choice, tried, now)
         if verdict.action is Action.SHED:
             return self._shed(verdict, choice)
         return self._hold(Waiting(call, request, tried, waiter), choice, verdict.reason, now)
 
-    def _bind(
-        self, request: RequestView, choice: Choice, tried: frozenset[str], now: float, *, debug: bool = False
-    ) -> Decision:
+    def _bind(self, request: RequestView, choice: Choice, tried: frozenset[str], now: float) -> Decision:
         if choice.endpoint is None:
             return refuse_choice(self.spec, choice, tried)
         reservation = self.router.reserve(request, choice, now)
+        decision = describe_choice(choice) if self._explain else ""
         return Target(
             choice.endpoint,
             self.spec.name,
@@ -172,7 +184,8 @@ class PoolState:
             predicted_seconds=choice.predicted_wait_seconds,
             cached_tokens=reservation.cached_tokens,
             prompt_tokens=request.prompt.num_tokens,
-            debug=make_debug(choice) if debug else (),
+            decision=decision,
+            debug=make_debug(choice, decision) if decision else (),
         )
 
     # Second attempts.
@@ -344,7 +357,7 @@ class PoolState:
                 self._scopes.clear()  # salts are the clients' to choose
             scope = KeyScope(
                 model=self.spec.model,
-                block_tokens=self.spec.block_tokens,
+                block_tokens=self._block_tokens,
                 adapter=adapter,
                 namespace=namespace,
             )

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import math
 import os
-import resource
 import secrets
 import signal
 import socket
@@ -18,22 +17,27 @@ from typing import Any
 import msgspec
 import structlog
 
-from millpond_common.contract.gateway_report import ProbeRequest, ProbeResult
+from millpond_common.contract.gateway_report import GatewayReport, ProbeRequest, ProbeResult
 from millpond_gateway.app.access import AccessLog
 from millpond_gateway.app.admin import AdminActions, AdminAnswer, AdminServer
 from millpond_gateway.app.events import EventReaders
 from millpond_gateway.app.fleet import Fleet
 from millpond_gateway.app.memory import Trimmer
+from millpond_gateway.app.merge import WorkerState
 from millpond_gateway.app.metrics import Metrics
 from millpond_gateway.app.options import Options
 from millpond_gateway.app.peers import PeerMesh
+from millpond_gateway.app.plan import WorkerPlan
 from millpond_gateway.app.poll import StatePoller
 from millpond_gateway.app.probe import probe
 from millpond_gateway.app.report import make_report
+from millpond_gateway.app.sockets import find_local_host, listen, listen_locally, warn_about_descriptors
+from millpond_gateway.app.traces import RequestTrace, Tracing
 from millpond_gateway.app.vitals import Vitals
 from millpond_gateway.proxy.client import ClientConnection
 from millpond_gateway.proxy.connections import make_key
 from millpond_gateway.proxy.dispatch import Outcome, Record
+from millpond_gateway.proxy.http1 import RequestHead
 from millpond_gateway.proxy.relay import Relay
 from millpond_gateway.routing.records import Policy
 from millpond_gateway.routing.shared import SharedDecisions
@@ -44,7 +48,6 @@ from millpond_gateway.world.view import World
 _log = structlog.get_logger("gateway")
 _REPORT_SECONDS = 0.5
 _BACKLOG = 4096
-_SPARE_DESCRIPTORS = 256
 _FLUSH_SECONDS = 2.0
 """For the last error events to leave."""
 _STATIC = "static"
@@ -55,10 +58,15 @@ _MAX_PROBED = 4096
 class GatewayProcess:
     """Everything of one process."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(
+        self, options: Options, plan: WorkerPlan | None = None, *, tracing: Tracing | None = None
+    ) -> None:
+        self._tracing = tracing
         self._options = options
+        self._plan = plan
+        self._siblings: frozenset[str] = plan.siblings if plan is not None else frozenset()
         self._epoch = secrets.token_hex(8)
-        self._pin_secret = secrets.token_hex(16)
+        self._pin_secret = plan.pin_secret if plan is not None else secrets.token_hex(16)
         self._metrics = Metrics()
         self._vitals = Vitals()
         self.world = World()
@@ -66,7 +74,7 @@ class GatewayProcess:
             self.world,
             seed=options.seed if options.seed is not None else secrets.randbits(64),
             pin_secret=self._pin_secret,
-            expose_decisions=options.relay.expose_decisions,
+            explain=options.relay.expose_decisions or tracing is not None,
             metrics=self._metrics,
             flow=options.flow,
         )
@@ -89,6 +97,8 @@ class GatewayProcess:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
+        if self._plan is not None:
+            loop.add_reader(sys.stdin.fileno(), self._on_supervisor_gone)
         await self.start()
         try:
             await self._wait()
@@ -97,15 +107,23 @@ class GatewayProcess:
             failed = await self.stop()
         return 1 if failed else 0
 
+    def _on_supervisor_gone(self) -> None:
+        """Its end of the pipe closed: nobody would restart or stop this worker any more."""
+        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+        _log.error("the supervisor is gone: draining")
+        self._stop.set()
+
     async def start(self) -> None:
         """Open both ports and begin to follow the world."""
         options = self._options
         loop = asyncio.get_running_loop()
         self.relay.max_sockets = warn_about_descriptors(options.relay.max_connections)
-        data_socket = listen(options.host, options.port)
+        plan = self._plan
+        data_socket = listen(options.host, plan.port if plan else options.port, reuse_port=plan is not None)
         self.port = data_socket.getsockname()[1]
-        self._admin = AdminServer(listen(options.host, options.admin_port), self._make_actions())
-        self.admin_port = self._admin.socket.getsockname()[1]
+        admin = listen_locally(plan.admin_path) if plan else listen(options.host, options.admin_port)
+        self._admin = AdminServer(admin, self._make_actions())
+        self.admin_port = 0 if plan else admin.getsockname()[1]
         self._admin.start()
         self._server = await loop.create_server(
             lambda: ClientConnection(self.relay), sock=data_socket, backlog=_BACKLOG
@@ -138,7 +156,7 @@ class GatewayProcess:
         """
         now = self.relay.now
         started = now()
-        while (left := min(max(self.relay.last_client_at, started) + delay, started + 5 * delay) - now()) > 0:
+        while (left := min(max(self.relay.last_client_at, started) + delay, started + 5 * delay) - now()) > 0:  # noqa: ASYNC110
             await asyncio.sleep(left)
 
     async def stop(self) -> bool:
@@ -158,6 +176,8 @@ class GatewayProcess:
             admin.stop()
         if self._access is not None:
             self._access.close()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.stop)
         return failed
 
     async def _wait(self) -> None:
@@ -171,11 +191,16 @@ class GatewayProcess:
 
     def _make_mesh(self, options: Options) -> PeerMesh | None:
         """Shared decisions, wherever there can be other gateways."""
-        if options.static and not options.peers:
+        if options.static and not options.peers and not self._siblings:
             return None
         origin = f"{_find_pod_name()}/{self._epoch}"
         shared = SharedDecisions(origin=origin, epoch=int(self._epoch, 16))
-        mesh = PeerMesh(shared, asyncio.get_running_loop().time)
+        mesh = PeerMesh(
+            shared,
+            asyncio.get_running_loop().time,
+            any_host=options.any_peer,
+            on_refused=self._metrics.peers_refused.inc,
+        )
         self.fleet.share(mesh.attach, mesh.detach)
         return mesh
 
@@ -184,10 +209,14 @@ class GatewayProcess:
         poller = StatePoller(self.world, self.relay.connections, interval_seconds=options.poll_seconds)
         work: list[Coroutine[Any, Any, None]] = [self._tick(), poller.run()]
         if self.mesh is not None:
-            work.append(self.mesh.run(options.host, options.peer_port))
-            self.mesh.set_peers(frozenset(options.peers))
+            plan = self._plan
+            port = plan.peer_port if plan else options.peer_port
+            work.append(self.mesh.run(options.host, port, reuse_port=plan is not None))
+            self._set_peers(frozenset(options.peers))
         if options.static:
             self._load_static()
+            if options.kv_events and any(replica.events for replica in self.world.replicas):
+                work.append(EventReaders(self.fleet, asyncio.get_running_loop().time).run())
         else:
             self.world.expect(POOLS)
             self.world.expect(PODS)
@@ -196,7 +225,7 @@ class GatewayProcess:
             assert self.mesh is not None
             if options.kv_events:
                 work.append(EventReaders(self.fleet, clock).run())
-            peers = PeerStore(_find_pod_name(), self.mesh.set_peers)
+            peers = PeerStore(_find_pod_name(), self._set_peers, self.mesh.set_hosts)
             work.append(
                 watch_namespace(
                     self.world,
@@ -208,6 +237,11 @@ class GatewayProcess:
                 )
             )
         return work
+
+    def _set_peers(self, found: frozenset[str]) -> None:
+        """Other gateways as last found; the other workers of this one are always peers."""
+        assert self.mesh is not None
+        self.mesh.set_peers(found | self._siblings)
 
     def _load_static(self) -> None:
         options = self._options
@@ -256,7 +290,12 @@ class GatewayProcess:
 
     async def _send_probe(self, request: ProbeRequest) -> ProbeResult:
         model = self._vitals.models.get(request.pool)
-        return await probe(request, model=model, address=("127.0.0.1", self.port), secret=self._pin_secret)
+        return await probe(
+            request,
+            model=model,
+            address=(find_local_host(self._options.host).strip("[]"), self.port),
+            secret=self._pin_secret,
+        )
 
     def _publish(self, now: float) -> None:
         vitals, metrics, relay = self._vitals, self._metrics, self.relay
@@ -291,6 +330,8 @@ class GatewayProcess:
             synced=vitals.synced and age <= vitals.max_view_age_seconds,
         )
         vitals.report = msgspec.json.encode(report)
+        if self._plan is not None:
+            vitals.state = self._encode_state(report, now)
         vitals.models = {name: state.spec.model for name, state in self.fleet.pools.items()}
         endpoints = [e for views in self.world.snapshot.endpoints.values() for e in views]
         self.relay.connections.forget(frozenset(make_key(endpoint) for endpoint in endpoints))
@@ -300,6 +341,12 @@ class GatewayProcess:
         self._metrics.index_tokens.pools = {
             name: state.router.index.totals for name, state in self.fleet.pools.items()
         }
+
+    def _encode_state(self, report: GatewayReport, now: float) -> bytes:
+        pools = self.fleet.pools.items()
+        first_tokens = {name: pool.demand.count_first_tokens(now) for name, pool in pools}
+        ready = self._vitals.ready().status == 200
+        return msgspec.json.encode(WorkerState(report=report, first_tokens=first_tokens, ready=ready))
 
     def _count_endpoints(self) -> None:
         for pool, views in self.world.snapshot.endpoints.items():
@@ -311,6 +358,10 @@ class GatewayProcess:
 
     # Records.
 
+    def begin(self, head: RequestHead) -> RequestTrace | None:
+        """Open a request's span, where traces are made."""
+        return self._tracing.begin(head) if self._tracing is not None else None
+
     def observe(self, record: Record) -> None:
         """Count and log a finished request."""
         pool = self.fleet.find_pool_name(record.model)
@@ -321,6 +372,8 @@ class GatewayProcess:
             self._metrics.observe(record, pool, state.spec.pricing if state is not None else None)
         if self._access is not None:
             self._access.write(record, pool)
+        if self._tracing is not None and record.trace is not None:
+            self._tracing.end(record.trace, record, pool)
 
     def make_metrics_text(self) -> str:
         """Prometheus text of everything counted so far."""
@@ -337,39 +390,9 @@ class GatewayProcess:
             ),
             report=lambda: AdminAnswer(200, self._vitals.report),
             probe=self._send_probe,
+            state=lambda: AdminAnswer(200, self._vitals.state),
         )
 
 
 def _find_pod_name() -> str:
     return os.environ.get("POD_NAME") or socket.gethostname()
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; IPv6 hosts are written with colons."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind((host, port))
-    sock.setblocking(False)
-    return sock
-
-
-def warn_about_descriptors(max_connections: int) -> int:
-    """Raise the descriptor limit to what twice the connections need, as far as allowed; warn when that is less.
-
-    Returns how many connections to clients and engines together fit below it.
-    """
-    wanted = 2 * max_connections + _SPARE_DESCRIPTORS
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
-    if soft != resource.RLIM_INFINITY and soft < allowed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-        soft = allowed
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return 2 * max_connections
-    _log.warning(
-        "too few file descriptors: connections past them are refused; raise the limit or lower --max-connections",
-        limit=soft,
-        wanted=wanted,
-    )
-    return max(1, soft - _SPARE_DESCRIPTORS)

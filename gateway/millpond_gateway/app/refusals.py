@@ -51,15 +51,19 @@ def refuse_choice(spec: PoolSpec, choice: Choice, tried: frozenset[str]) -> ApiE
     return ApiError(ErrorCode.NO_REPLICA, message, retry_after_seconds=5)
 
 
-def make_debug(choice: Choice) -> tuple[Header, ...]:
-    """Headers that show which replica was chosen and from which numbers."""
-    assert choice.endpoint is not None
+def describe_choice(choice: Choice) -> str:
+    """The policy, the reason, and each candidate's cost term by term."""
     terms = [
         f"{score.uid}={score.total_seconds:.6f}(queue={score.queue_seconds:.6f},own={score.own_seconds:.6f},"
         f"decode={score.decode_seconds:.6f},affinity={score.affinity_seconds:.6f},cached={score.cached_tokens})"
         for score in choice.scores[:16]
     ]
-    text = f"{choice.policy.value}/{choice.reason.value}; " + "; ".join(terms)
+    return f"{choice.policy.value}/{choice.reason.value}; " + "; ".join(terms)
+
+
+def make_debug(choice: Choice, text: str) -> tuple[Header, ...]:
+    """Headers that show which replica was chosen and from which numbers."""
+    assert choice.endpoint is not None
     return (
         (headers.ENDPOINT, choice.endpoint.pod.encode("latin-1", "replace")),
         (headers.DECISION, text.encode("latin-1", "replace")),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import math
 
+from millpond_common.contract.ports import MAX_GATEWAY_WORKERS
 from millpond_gateway.proxy.connections import split_address
 
 
@@ -35,6 +36,16 @@ def parse_positive_count(text: str) -> int:
     count = parse_count(text)
     if count == 0:
         raise argparse.ArgumentTypeError("0: write a whole number above 0")
+    return count
+
+
+def parse_workers(text: str) -> int:
+    """Worker processes."""
+    count = parse_positive_count(text)
+    if count > MAX_GATEWAY_WORKERS:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: at most {MAX_GATEWAY_WORKERS} workers; add gateways instead"
+        )
     return count
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 _WINDOW = 60
@@ -74,16 +76,20 @@ class _Times:
             bucket += 1
         self._current[bucket] += 1
 
-    def percentile(self, share: float) -> float | None:
-        counts = [last + current for last, current in zip(self._last, self._current, strict=True)]
-        remaining = sum(counts) * share
-        if remaining == 0:
-            return None
-        for bucket, count in enumerate(counts):
-            remaining -= count
-            if remaining <= 0:
-                return _BUCKET_FLOOR * _BUCKET_RATIO**bucket
-        raise AssertionError("the counts sum up to more than their own share")
+    def counts(self) -> list[int]:
+        return [last + current for last, current in zip(self._last, self._current, strict=True)]
+
+
+def compute_percentile(counts: Sequence[int], share: float) -> float | None:
+    """Seconds that `share` of the counted times stay below; None without any."""
+    remaining = sum(counts) * share
+    if remaining == 0:
+        return None
+    for bucket, count in enumerate(counts):
+        remaining -= count
+        if remaining <= 0:
+            return _BUCKET_FLOOR * _BUCKET_RATIO**bucket
+    raise AssertionError("the counts sum up to more than their own share")
 
 
 class DemandBook:
@@ -130,11 +136,16 @@ class DemandBook:
             last_request_seconds_ago=None if self._last_request_at is None else now - self._last_request_at,
         )
 
+    def count_first_tokens(self, now: float) -> dict[str, list[int]]:
+        """Histogram of times to first token over the last minute, by class; sums of several give percentiles."""
+        for times in self._times.values():
+            times.advance(_half(now))
+        return {name: times.counts() for name, times in self._times.items()}
+
     def _percentiles(self, now: float) -> dict[str, int]:
         found: dict[str, int] = {}
-        for name, times in self._times.items():
-            times.advance(_half(now))
-            seconds = times.percentile(0.9)
+        for name, counts in self.count_first_tokens(now).items():
+            seconds = compute_percentile(counts, 0.9)
             if seconds is not None:
                 found[name] = round(seconds * 1000)
         return found

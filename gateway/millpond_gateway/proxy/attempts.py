@@ -30,6 +30,7 @@ class Attempts(ABC):
         "_bytes_in",
         "_call",
         "_connection",
+        "_decision",
         "_first_byte_at",
         "_head",
         "_hedged",
@@ -56,11 +57,12 @@ class Attempts(ABC):
         self._call = call
         self._body, self._bytes_in = body, len(body)
         if call.body.hides_usage and relay.settings.hidden_usage:
-            self._body = ask_usage(body)
+            self._body = ask_usage(body, has_options=call.body.has_stream_options)
         self._target: Target | None = None
         self._connection: EngineConnection | None = None
         self._task: asyncio.Task[None] | None = None
         self._hedged = ""
+        self._decision = ""
         self._tried: frozenset[str] = frozenset()
         self._attempts = 0
         self._reused = self._sent = False
@@ -87,6 +89,7 @@ class Attempts(ABC):
             self._refuse(decision)
             return
         self._target = decision
+        self._decision = decision.decision or self._decision
         self._attempts += 1
         self._kept_answer = None
         self._kept_body = b""
@@ -135,6 +138,7 @@ class Attempts(ABC):
             traffic_class=target.traffic_class.encode(),
             deadline_milliseconds=target.count_left_milliseconds(waited),
             drop_authorization=bool(self._call.caller.tenant),
+            traceparent=self._call.trace.traceparent if self._call.trace is not None else b"",
         )
         return head + self._body
 

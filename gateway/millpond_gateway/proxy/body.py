@@ -13,12 +13,13 @@ from millpond_common.contract.openai import ApiError, ErrorCode
 from millpond_gateway.proxy.hidden import must_ask
 
 _OPTIONAL_RAW: Final = msgspec.Raw(b"null")
+_ABSENT: Final = msgspec.Raw(b"")
 
 
 class _Body(msgspec.Struct, gc=False):
     model: str | None = None
     stream: bool | None = None
-    stream_options: msgspec.Raw = _OPTIONAL_RAW
+    stream_options: msgspec.Raw = _ABSENT
     messages: msgspec.Raw = _OPTIONAL_RAW
     prompt: msgspec.Raw = _OPTIONAL_RAW
     tools: msgspec.Raw = _OPTIONAL_RAW
@@ -48,6 +49,8 @@ class ParsedBody(msgspec.Struct, frozen=True, gc=False):
     num_bytes: int
     hides_usage: bool = False
     """A stream whose usage the client did not ask for."""
+    has_stream_options: bool = False
+    """The field is there, be it null."""
 
 
 _DECODER: Final = msgspec.json.Decoder(_Body)
@@ -68,6 +71,7 @@ def parse_body(body: bytes) -> ParsedBody | ApiError:
         return ApiError(ErrorCode.INVALID_VALUE, f"the body is not valid JSON: {error}")
     limit = read.max_completion_tokens if read.max_completion_tokens is not None else read.max_tokens
     prompt = bytes(read.messages)
+    has_options = read.stream_options is not _ABSENT
     return ParsedBody(
         model=read.model or "",
         stream=bool(read.stream),
@@ -78,7 +82,8 @@ def parse_body(body: bytes) -> ParsedBody | ApiError:
         cache_salt=read.cache_salt or "",
         service_tier=read.service_tier or "",
         num_bytes=len(body),
-        hides_usage=bool(read.stream) and must_ask(read.stream_options),
+        hides_usage=bool(read.stream) and (not has_options or must_ask(read.stream_options)),
+        has_stream_options=has_options,
     )
 
 

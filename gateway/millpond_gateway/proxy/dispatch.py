@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -71,6 +71,13 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     """UID of the replica that a readiness probe asks for."""
 
 
+class Trace(Protocol):
+    """An open span."""
+
+    traceparent: bytes
+    """W3C trace context for the engine."""
+
+
 class Call(msgspec.Struct, frozen=True):
     """One request, understood."""
 
@@ -85,6 +92,8 @@ class Call(msgspec.Struct, frozen=True):
     body: ParsedBody
     session: bytes | None
     arrived_at: float
+    trace: Any = None
+    """A `Trace`, where traces are made."""
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -102,6 +111,8 @@ class Target(msgspec.Struct, frozen=True):
     """Until the first token, as the choice saw it."""
     cached_tokens: int = 0
     prompt_tokens: int = 0
+    decision: str = ""
+    """Score breakdown as text, made only where somebody reads it."""
     debug: tuple[Header, ...] = ()
     """Score breakdown for the debug headers, made only when they are on."""
 
@@ -201,12 +212,18 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Events of a stream that came from the engine."""
     hedged: str = ""
     """HEDGE_WON or HEDGE_LOST; empty without a second attempt."""
+    decision: str = ""
+    """Score breakdown of the last choice; only where traces are made or decisions exposed."""
+    trace: Any = None
     sent: bool = False
     """Some engine was sent the request."""
 
 
 class Observer(Protocol):
-    """Told about every finished request."""
+    """Told about every request."""
+
+    def begin(self, head: RequestHead) -> Trace | None:
+        """A complete request came; its open span, where traces are made."""
 
     def observe(self, record: Record) -> None:
         """Count and log it."""

@@ -15,6 +15,7 @@ from millpond_gateway.proxy import headers
 from millpond_gateway.proxy.attempts import Attempts
 from millpond_gateway.proxy.dispatch import DEADLINES, Outcome, Target
 from millpond_gateway.proxy.engine import AnswerHead, Breakage
+from millpond_gateway.proxy.http1 import Header
 from millpond_gateway.proxy.overload import is_overload
 from millpond_gateway.proxy.phases import Phase, find_overdue
 from millpond_gateway.proxy.retry import Evidence, Verdict, decide_retry, name_evidence, name_outcome
@@ -42,7 +43,13 @@ class Exchange(Attempts):
             return
         self._begin_relay(now)
         if not self._reply.begun:
-            self._reply.begin(head, target.debug)
+            self._reply.begin(head, self._find_debug())
+
+    def _find_debug(self) -> tuple[Header, ...]:
+        """The choice, for a client that may know it."""
+        if self._target is None or not self._relay.settings.expose_decisions:
+            return ()
+        return self._target.debug
 
     def _must_keep(self, head: AnswerHead) -> bool:
         """An overload answer may be bettered elsewhere; an error after an early head becomes an event."""
@@ -111,7 +118,7 @@ class Exchange(Attempts):
             self._cancel_connection()
             self.end(Outcome.COMPLETED)
             return
-        self._reply.begin(kept, self._target.debug if self._target else ())
+        self._reply.begin(kept, self._find_debug())
         self._reply.write(body)
 
     # Failure.
@@ -271,6 +278,7 @@ class Exchange(Attempts):
             usage=self._usage,
             sent=self._sent,
             hedged=self._hedged,
+            decision=self._decision,
         )
         settled = self._relay.dispatcher.finish(self._call, record, now)
         if settled is not None and record.usage is None:

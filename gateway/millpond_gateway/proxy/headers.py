@@ -37,6 +37,8 @@ SESSION: Final = contract.SESSION.encode()
 ENDPOINT: Final = contract.ENDPOINT.encode()
 DECISION: Final = contract.DECISION.encode()
 EPOCH: Final = contract.EPOCH.encode()
+TRACE_PARENT: Final = b"traceparent"
+TRACE_STATE: Final = b"tracestate"
 _TRUSTED: Final = frozenset(name.encode() for name in contract.TRUSTED)
 _CLASS: Final = contract.CLASS.encode()
 _TENANT: Final = contract.TENANT.encode()
@@ -78,6 +80,7 @@ def make_engine_head(
     traffic_class: bytes = b"",
     deadline_milliseconds: int | None = None,
     drop_authorization: bool = False,
+    traceparent: bytes = b"",
 ) -> bytes:
     """Request line and headers for an engine."""
     parts = [
@@ -90,9 +93,15 @@ def make_engine_head(
         parts.append(b"%b: %b\r\n" % (_TENANT, tenant))
     if deadline_milliseconds is not None:
         parts.append(b"%b: %d\r\n" % (_DEADLINE, deadline_milliseconds))
+    if traceparent:
+        parts.append(b"%b: %b\r\n" % (TRACE_PARENT, traceparent))
     named = find_connection_options(head.headers) if b"connection" in head.index else ()
+    if drop_authorization:
+        named = (*named, b"authorization")
+    if traceparent:
+        named = (*named, TRACE_PARENT)
     for name, value in head.headers:
-        if name in DROPPED_FROM_REQUEST or name in named or (drop_authorization and name == b"authorization"):
+        if name in DROPPED_FROM_REQUEST or name in named:
             continue
         parts.append(b"%b: %b\r\n" % (name, value))
     parts.append(b"\r\n")

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import msgspec
 
-_FIELD: Final = b'"stream_options"'
 _ASK: Final = b'"stream_options":{"include_usage":true},'
 _USAGE: Final = b'"usage"'
 _MAX_HELD_BYTES: Final = 16_384
@@ -43,11 +42,14 @@ def must_ask(options: msgspec.Raw) -> bool:
     return read is None or not (read.include_usage or read.continuous_usage_stats)
 
 
-def ask_usage(body: bytes) -> bytes:
-    """A valid JSON object that asks for usage; every other byte stays as it was."""
-    if _FIELD not in body:
+def ask_usage(body: bytes, *, has_options: bool) -> bytes:
+    """A valid JSON object, not empty, that asks for usage; every other byte stays as it was.
+
+    `has_options`: it has the field already, be it null.
+    """
+    if not has_options:
         start = body.index(b"{") + 1
-        return body[:start] + _ASK + body[start:]
+        return b"".join((body[:start], _ASK, memoryview(body)[start:]))
     fields = _FIELDS.decode(body)
     options = msgspec.json.decode(fields.get("stream_options", b"null")) or {}
     fields["stream_options"] = msgspec.Raw(msgspec.json.encode({**options, "include_usage": True}))

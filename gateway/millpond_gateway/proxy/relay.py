@@ -170,6 +170,7 @@ class Relay:
             body=parsed if isinstance(parsed, ParsedBody) else _NO_BODY,
             session=head.find(headers.SESSION),
             arrived_at=self.now(),
+            trace=self._observer.begin(head) if head.path in FORWARDED else None,
         )
         if head.path in FORWARDED and isinstance(parsed, ParsedBody):
             self.num_requests += 1

@@ -23,6 +23,7 @@ def make_record(
     usage: Usage | None,
     sent: bool,
     hedged: str,
+    decision: str,
 ) -> Record:
     """Everything that is kept of a request: nothing of its prompt or its answer."""
     return Record(
@@ -46,4 +47,6 @@ def make_record(
         num_events=reply.num_events,
         sent=sent,
         hedged=hedged,
+        decision=decision,
+        trace=call.trace,
     )

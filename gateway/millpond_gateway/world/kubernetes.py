@@ -16,6 +16,7 @@ from lightkube.core.exceptions import ConfigError
 
 from millpond_common.contract import labels
 from millpond_gateway.world.parse import parse_peer, parse_pool, parse_replica
+from millpond_gateway.world.records import Peer, PoolView
 from millpond_gateway.world.secrets import Keys, SecretReader
 from millpond_gateway.world.view import World
 from millpond_gateway.world.watch import (
@@ -112,12 +113,12 @@ class PoolStore:
 
     def replace(self, objects: list[Object]) -> None:
         """All pools."""
-        pools = [pool for obj in objects if (pool := _read(parse_pool, obj)) is not None]
+        pools = [pool for obj in objects if (pool := _read_pool(obj)) is not None]
         self._world.set_pools(pools, source=POOLS)
 
     def put(self, obj: Object) -> None:
         """One pool; a pool whose gateway was switched off is no pool here."""
-        pool = _read(parse_pool, obj)
+        pool = _read_pool(obj)
         if pool is not None:
             self._world.put_pool(pool)
         else:
@@ -164,14 +165,20 @@ class PodStore:
 class PeerStore:
     """Addresses of the other gateways of the namespace."""
 
-    def __init__(self, own_pod: str, listener: Callable[[frozenset[str]], None]) -> None:
+    def __init__(
+        self,
+        own_pod: str,
+        listener: Callable[[frozenset[str]], None],
+        hosts_listener: Callable[[frozenset[str]], None],
+    ) -> None:
         self._own_pod = own_pod
         self._listener = listener
-        self._addresses: dict[str, str] = {}
+        self._hosts_listener = hosts_listener
+        self._peers: dict[str, Peer] = {}
 
     def replace(self, objects: list[Object]) -> None:
         """All gateway pods."""
-        self._addresses.clear()
+        self._peers.clear()
         for obj in objects:
             self._note(obj)
         self._tell()
@@ -183,21 +190,22 @@ class PeerStore:
 
     def remove(self, obj: Object) -> None:
         """One gateway pod is gone."""
-        self._addresses.pop(obj["metadata"]["uid"], None)
+        self._peers.pop(obj["metadata"]["uid"], None)
         self._tell()
 
     def prove(self) -> None:
         """Peers that are not seen show by their silence."""
 
     def _note(self, obj: Object) -> None:
-        address = parse_peer(obj)
-        if address is None or obj["metadata"]["name"] == self._own_pod:
-            self._addresses.pop(obj["metadata"]["uid"], None)
+        peer = _read(parse_peer, obj)
+        if peer is None or obj["metadata"]["name"] == self._own_pod:
+            self._peers.pop(obj["metadata"]["uid"], None)
         else:
-            self._addresses[obj["metadata"]["uid"]] = address
+            self._peers[obj["metadata"]["uid"]] = peer
 
     def _tell(self) -> None:
-        self._listener(frozenset(self._addresses.values()))
+        self._hosts_listener(frozenset(peer.host for peer in self._peers.values()))
+        self._listener(frozenset(address for peer in self._peers.values() for address in peer.addresses))
 
 
 def _read(parse: Callable[[Object], _Parsed | None], obj: Object) -> _Parsed | None:
@@ -207,6 +215,13 @@ def _read(parse: Callable[[Object], _Parsed | None], obj: Object) -> _Parsed | N
         name = (obj.get("metadata") or {}).get("name")
         _log.warning("object not understood", name=name, error=f"{type(error).__name__}: {error}")
         return None
+
+
+def _read_pool(obj: Object) -> PoolView | None:
+    pool = _read(parse_pool, obj)
+    for warning in pool.warnings if pool is not None else ():
+        _log.warning("part of a pool left aside", name=obj["metadata"].get("name"), reason=warning)
+    return pool
 
 
 async def watch_namespace(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 from millpond_common.contract import labels, ports
 from millpond_gateway.routing.records import Policy, Role
-from millpond_gateway.world.records import PoolClass, PoolPricing, PoolTenant, PoolView, Replica
+from millpond_gateway.world.records import Peer, PoolClass, PoolPricing, PoolTenant, PoolView, Replica
 
 _ROLES = {labels.ROLE_PREFILL: Role.PREFILL, labels.ROLE_DECODE: Role.DECODE}
 _DEFAULT_HOLD_SECONDS = 300.0
@@ -35,6 +36,7 @@ def parse_pool(obj: Object) -> PoolView | None:
     model, engine = spec["model"], spec.get("engine") or {}
     scheduling = spec.get("scheduling") or {}
     start_seconds = _parse_start(obj)
+    weights, warnings = _find_weights(metadata)
     return PoolView(
         name=metadata["name"],
         model=model.get("name") or metadata["name"],
@@ -51,7 +53,8 @@ def parse_pool(obj: Object) -> PoolView | None:
         cold_start_hold_seconds=_parse_hold(spec, start_seconds),
         may_be_zero=(spec.get("scaling") or {}).get("minReplicas") == 0,
         start_seconds=start_seconds,
-        revision_weights=parse_weights((metadata.get("annotations") or {}).get(labels.REVISION_WEIGHTS, "")),
+        revision_weights=weights,
+        warnings=warnings,
         created_at=_parse_time(metadata.get("creationTimestamp")),
         deleting="deletionTimestamp" in metadata,
     )
@@ -113,6 +116,15 @@ def _parse_start(obj: Object) -> float | None:
     return float(seconds) if seconds is not None else None
 
 
+def _find_weights(metadata: Object) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Weights of the annotation, and what is wrong with it: a slip there must not take the pool away."""
+    text = (metadata.get("annotations") or {}).get(labels.REVISION_WEIGHTS, "")
+    try:
+        return parse_weights(text), ()
+    except ValueError as error:
+        return {}, (f"{labels.REVISION_WEIGHTS}: {error}",)
+
+
 def parse_weights(text: str) -> dict[str, float]:
     """Weights by revision from `REVISION=WEIGHT[,...]`.
 
@@ -122,8 +134,11 @@ def parse_weights(text: str) -> dict[str, float]:
     weights: dict[str, float] = {}
     for entry in filter(None, text.replace(" ", "").split(",")):
         revision, separator, weight = entry.partition("=")
-        number = float(weight) if separator else math.nan
-        if not revision or not math.isfinite(number) or number < 0:
+        try:
+            number = float(weight)
+        except ValueError:
+            number = math.nan
+        if not separator or not revision or not math.isfinite(number) or number < 0:
             raise ValueError(f"{entry!r}: write REVISION=WEIGHT, for example 5f7c9=90")
         weights[revision] = number
     return weights
@@ -160,14 +175,31 @@ def parse_replica(obj: Object) -> Replica | None:
     )
 
 
-def parse_peer(obj: Object) -> str | None:
-    """Address at which another gateway takes shared decisions; None for one that is not ready or is leaving."""
+def parse_peer(obj: Object) -> Peer | None:
+    """Another gateway's pod; None without an address.
+
+    Raises:
+        KeyError, TypeError, ValueError: the object has another shape.
+    """
     metadata, status = obj["metadata"], obj.get("status") or {}
     address = status.get("podIP")
-    if not address or "deletionTimestamp" in metadata or not _is_ready(status):
+    if not address or status.get("phase") in {"Succeeded", "Failed"}:
         return None
     host = f"[{address}]" if ":" in address else address
-    return f"{host}:{ports.GATEWAY_PEERS}"
+    takes = _is_ready(status) and "deletionTimestamp" not in metadata
+    workers = range(_count_workers(obj)) if takes else ()
+    return Peer(host=address, addresses=tuple(f"{host}:{ports.GATEWAY_PEERS + number}" for number in workers))
+
+
+def _count_workers(obj: Object) -> int:
+    """Worker processes of a gateway's pod, from its own arguments: `--workers N` or `--workers=N`."""
+    for container in (obj.get("spec") or {}).get("containers") or ():
+        arguments = [*(container.get("args") or ()), ""]
+        for argument, following in pairwise(arguments):
+            name, separator, value = argument.partition("=")
+            if name == "--workers" and (value if separator else following).isdigit():
+                return min(max(1, int(value if separator else following)), ports.MAX_GATEWAY_WORKERS)
+    return 1
 
 
 def _is_ready(status: Object) -> bool:

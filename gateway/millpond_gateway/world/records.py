@@ -58,6 +58,8 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     """Something starts a replica when a request comes."""
     start_seconds: float | None = None
     """Measured time to start a replica; None until one was."""
+    warnings: tuple[str, ...] = ()
+    """What of the object was left aside, and why."""
     revision_weights: dict[str, float] = {}
     """Shares of new requests by revision; empty: all revisions share by load."""
     created_at: int = 0
@@ -81,6 +83,14 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     events: str | None = None
     """Where a static replica publishes its KV events, `tcp://HOST:PORT`."""
     replay: str | None = None
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """One pod of another gateway."""
+
+    host: str
+    addresses: tuple[str, ...]
+    """Where its workers take shared decisions; empty for one that is not ready or is leaving."""
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,6 +38,10 @@ class World:
         """Every known replica."""
         return tuple(self._replicas.values())
 
+    def find_replica(self, uid: str) -> Replica | None:
+        """One known replica."""
+        return self._replicas.get(uid)
+
     def listen(self, listener: Listener) -> None:
         """Tell `listener` now and at every change."""
         self._listener = listener

@@ -28,6 +28,11 @@ from millpond_operator.desired.pod import CONTAINER_SECURITY, POD_SECURITY
 from millpond_operator.desired.settings import BuildSettings
 
 GATEWAY_KINDS = (SERVICE_ACCOUNT, ROLE_BINDING, SERVICE, DEPLOYMENT, BUDGET, NETWORK_POLICY)
+_PEER_PORTS = {
+    "port": ports.GATEWAY_PEERS,
+    "endPort": ports.GATEWAY_PEERS + ports.MAX_GATEWAY_WORKERS - 1,
+    "protocol": "TCP",
+}
 POD_FIELDS = {"POD_NAME": "metadata.name", "POD_NAMESPACE": "metadata.namespace", "POD_IP": "status.podIP"}
 
 
@@ -86,7 +91,7 @@ def _make_network_policy(settings: BuildSettings) -> dict[str, Any]:
     gateways = {"podSelector": {"matchLabels": names.make_gateway_selector()}}
     rules: list[dict[str, Any]] = [
         {"ports": [{"port": ports.GATEWAY_HTTP, "protocol": "TCP"}]},
-        make_rule([gateways], [ports.GATEWAY_PEERS]),
+        {"from": [gateways], "ports": [_PEER_PORTS]},
         make_rule([make_operator_peer(settings), *make_metrics_peers(settings)], [ports.GATEWAY_ADMIN]),
     ]
     spec = {"podSelector": gateways["podSelector"], "policyTypes": ["Ingress"], "ingress": rules}

@@ -19,7 +19,7 @@ DONE = b"data: [DONE]"
 
 def test_gw_101_usage_is_asked_of_the_engine_and_nothing_else_changes() -> None:
     body = b' {"model": "m", "stream": true, "seed": 1e3, "x": 12345678901234567890}'
-    asked = ask_usage(body)
+    asked = ask_usage(body, has_options=False)
     assert asked == body.replace(b"{", b'{"stream_options":{"include_usage":true},', 1)
     assert json.loads(asked)["stream_options"] == {"include_usage": True}
 
@@ -45,10 +45,10 @@ def test_gw_101_options_that_are_there_are_kept(options: str, hides: bool) -> No
     assert isinstance(parsed, ParsedBody)
     assert parsed.hides_usage is hides
     if hides:
-        asked: dict[str, Any] = json.loads(ask_usage(body))
+        asked: dict[str, Any] = json.loads(ask_usage(body, has_options=True))
         given_options = json.loads(options) or {}
         assert asked["stream_options"] == {**given_options, "include_usage": True}
-        assert b'[1.50,"stream_options"]' in ask_usage(body)
+        assert b'[1.50,"stream_options"]' in ask_usage(body, has_options=True)
 
 
 def test_a_request_without_a_stream_is_left_alone() -> None:
