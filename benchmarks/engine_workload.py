@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+KINDS = ("output", "stream", "prefill")
+"""Many requests at once, one alone, long prompts."""
 NUM_REQUESTS = 64
 LONG_PROMPT_TOKENS = 1500
 STREAM_PROMPT_TOKENS = 64
@@ -19,6 +21,20 @@ class Work:
 
     prompt: tuple[int, ...]
     output_tokens: int
+
+
+def make_works(kind: str, seed: int, num_requests: int) -> list[Work]:
+    """The requests of one kind of workload."""
+    if kind == "output":
+        return make_batch(seed, num_requests)
+    return make_stream(seed) if kind == "stream" else make_prefills(seed)
+
+
+def count_tokens(kind: str, works: list[Work]) -> int:
+    """The tokens whose rate a kind of workload is about: all output, output after the first token, prompts."""
+    if kind == "prefill":
+        return sum(len(work.prompt) for work in works)
+    return sum(work.output_tokens for work in works) - (kind == "stream")
 
 
 def make_batch(seed: int, num_requests: int = NUM_REQUESTS) -> list[Work]:

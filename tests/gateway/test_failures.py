@@ -381,54 +381,6 @@ async def test_gw_115_an_engine_with_a_short_keep_alive_costs_no_request(
     assert set(count_finished(*engines).values()) == {1}
 
 
-async def test_chaos_loses_nothing_before_the_first_byte_doubles_nothing_and_completes_nothing_falsely(
-    make_engine: MakeEngine, make_gateway: MakeGateway
-) -> None:
-    engines = [
-        await make_engine(script=Script(num_chunks=6, chunk_seconds=0.005, first_seconds=0.01))
-        for _ in range(4)
-    ]
-    gateway = await make_gateway(*engines)
-    stop = asyncio.Event()
-    fate = random.Random(11)
-
-    async def kill() -> None:
-        while not stop.is_set():
-            await asyncio.sleep(0.1)
-            victim = fate.choice(engines)
-            await victim.stop()
-            await asyncio.sleep(0.05)
-            await victim.restart()
-
-    killer = asyncio.create_task(kill())
-    results: list[bytes] = []
-    for _ in range(12):
-        results += await asyncio.gather(*(talk(gateway, make_request(STREAM_BODY)) for _ in range(25)))
-    stop.set()
-    await killer
-    verdicts = Counter(judge(received) for received in results)
-    assert verdicts["false completion"] == 0
-    assert verdicts["lost before the first byte"] == 0, verdicts
-    assert verdicts["complete"] > 200
-    assert max(count_finished(*engines).values()) == 1
-    await gateway.until_idle()
-
-
-def judge(received: bytes) -> str:
-    """What a client would make of a stream."""
-    head, _, body = received.partition(b"\r\n\r\n")
-    if not head.startswith(b"HTTP/1.1 200"):
-        return "lost before the first byte"
-    complete = b"data: [DONE]" in body and body.endswith(b"0\r\n\r\n")
-    if not complete:
-        return "broken, and says so"
-    return (
-        "complete"
-        if body.count(b'"finish_reason": "stop"') == 1 and body.count(b"word ") == 6
-        else "false completion"
-    )
-
-
 async def test_gw_053_a_leaving_client_aborts_in_every_phase(
     make_engine: MakeEngine, make_gateway: MakeGateway
 ) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-import sys
 import time
 
 import torch
 
+from millpond_engine.kernels.cpu.pages import advise_huge_pages
 from millpond_engine.kernels.inputs import AttentionShape
 from millpond_engine.records.step import BlockCopy, BlockMove
 
@@ -68,19 +66,6 @@ class KvCache:
 
     def _indices(self, blocks: list[int]) -> torch.Tensor:
         return torch.tensor(blocks, dtype=torch.long, device=self.device_blocks.device)
-
-
-def advise_huge_pages(tensor: torch.Tensor) -> None:
-    """Ask the kernel for huge pages under a CPU tensor: blocks lie anywhere in it, and small pages miss the TLB.
-
-    Only a hint; a kernel without them changes nothing.
-    """
-    first = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-    length = (tensor.data_ptr() + tensor.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
-    if sys.platform == "linux" and length > 0:
-        ctypes.CDLL(None).madvise(
-            ctypes.c_void_p(first), ctypes.c_size_t(length), ctypes.c_int(mmap.MADV_HUGEPAGE)
-        )
 
 
 def merge_runs(moves: tuple[BlockMove, ...]) -> list[tuple[int, int, int]]:

@@ -65,15 +65,20 @@ def judge_trial(
     workloads: tuple[Workload, ...],
     *,
     role: str,
+    desired: int,
     answering: frozenset[str],
 ) -> Trial:
     """Judge the wanted revision of a role by what runs and what gateways counted.
+
+    Deployments of other revisions stay until the trial is over, empty ones too: they tell that there is one, and what to
+    go back to. Without a wanted replica there is nothing to measure.
 
     Args:
         snapshot: the pool.
         wanted: revision the spec asks for.
         workloads: the role's Deployments that stay.
         role: in lower case.
+        desired: replicas.
         answering: UIDs of replicas that answer.
     """
     gate, name = snapshot.pool.spec.rollout.gate, snapshot.pool.metadata.name
@@ -82,8 +87,8 @@ def judge_trial(
     rejection = find_rejection(snapshot, make_workload_name(name, role, wanted), gate)
     if rejection is not None and _is_kept(snapshot, role, rejection.fallback):
         return Trial(rejection.fallback, rejection=rejection)
-    old = [w for w in workloads if w.revision != wanted and w.wanted > 0]
-    if not old:
+    old = [w for w in workloads if w.revision != wanted]
+    if not old or desired == 0:
         return Trial(wanted)
     breach = find_breach(gate, measure(snapshot.gateway, wanted))
     fallback = _choose_fallback(snapshot, role, old)
@@ -166,11 +171,15 @@ def _make_verdict(gate: GateSpec, breach: str, fallback: str) -> dict[str, str]:
 
 
 def _choose_fallback(snapshot: PoolSnapshot, role: str, old: list[Workload]) -> str | None:
-    """The youngest of the old revisions that can be made again."""
+    """The youngest of the old revisions that can be made again, one that still serves before one that does not."""
     kept = [workload for workload in old if _is_kept(snapshot, role, workload.revision)]
-    return max(kept, key=lambda workload: (workload.created_at, workload.name)).revision if kept else None
+    ranked = sorted(kept, key=lambda workload: (workload.wanted > 0, workload.created_at, workload.name))
+    return ranked[-1].revision if ranked else None
 
 
 def _is_kept(snapshot: PoolSnapshot, role: str, revision: str) -> bool:
+    """Whether the revision's record is there, and no gate's verdict is on it."""
     name = make_workload_name(snapshot.pool.metadata.name, role, revision)
-    return snapshot.find_child(CONFIG_MAP, name) is not None
+    live = snapshot.find_child(CONFIG_MAP, name)
+    notes = {} if live is None else live.body["metadata"].get("annotations") or {}
+    return live is not None and labels.REJECTED_BY not in notes

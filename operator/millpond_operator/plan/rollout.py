@@ -72,7 +72,8 @@ def plan_counts(state: RoleInput) -> RoleCounts:
         counts = {workload.revision: 0 for workload in old} | {state.revision: 0}
     else:
         counts = _shrink_old(state, old, mode) | {state.revision: _grow_new(state, old, mode)}
-    finished = tuple(w.revision for w in old if w.wanted == 0 and not _pods_of(state, w.revision))
+    empty = tuple(w.revision for w in old if w.wanted == 0 and not _pods_of(state, w.revision))
+    finished = () if state.baking else empty
     return RoleCounts(
         by_revision={revision: count for revision, count in counts.items() if revision not in finished},
         finished=finished,

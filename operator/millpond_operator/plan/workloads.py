@@ -71,7 +71,7 @@ def plan_role(
     workloads = tuple(w for w in snapshot.workloads if w.role == label and not w.deleting)
     pods = tuple(pod for pod in snapshot.pods if pod.role == label)
     answering = list_answering(snapshot, pods, current=wanted)
-    trial = judge_trial(snapshot, wanted, workloads, role=label, answering=answering)
+    trial = judge_trial(snapshot, wanted, workloads, role=label, desired=desired, answering=answering)
     revision = trial.revision
     if revision != wanted:
         answering = list_answering(snapshot, pods, current=revision)

@@ -2,7 +2,7 @@
 //
 // A block of the cache holds, for each layer, keys then values of each key-value head. Keys lie as
 // `[words of head_dim][block_tokens]`, values as `[words of tokens][head_dim]`: both are packed
-// right-hand sides, so scores and sums of values are the matrix tiles of matmul.h. Scores of a tile
+// right-hand sides, so scores and sums of values are register tiles like those of matmul.h. Scores of a tile
 // are kept whole and exponentiated once (no running rescale), so a position's result does not depend on how
 // its prompt was cut into chunks.
 #pragma once
@@ -31,10 +31,15 @@ struct AttentionCall {
 };
 
 constexpr int TILE_QUERIES = 12;  // (query, head) pairs that share one pass over keys and values
+constexpr long MAX_HEAD_DIM = 1024;
+
+// Vectors beside each other in a tile of that many rows: few rows need many, to keep sums enough in flight.
+constexpr int tile_vectors(int rows) { return rows <= 4 ? 4 : 2; }
 
 template <class T>
 struct Attention {
   using E = typename T::Element;
+  using In = typename T::Input;
   const AttentionCall& call;
   const long head_dim = call.head_dim, block = call.block_tokens, kv_heads = call.num_kv_heads;
   const long group = call.num_heads / kv_heads, qkv_width = (call.num_heads + 2 * kv_heads) * head_dim;
@@ -48,7 +53,8 @@ struct Attention {
   char* values(long block_id, long kv_head) const { return keys(block_id, kv_head) + kv_heads * head_bytes; }
 
   // Head norm if wanted, then rotation of the two halves, in float; `to` may be `from`.
-  void rotate_head(const E* from, E* to, const float* norm, const float* rotation) const {
+  template <class To>
+  void rotate_head(const In* from, To* to, const float* norm, const float* rotation) const {
     const long half = head_dim / 2;
     float scale = 1.0f;
     if (norm) {
@@ -71,127 +77,142 @@ struct Attention {
     }
   }
 
+  // Rotates the queries of one token in place, and puts its keys and values into the cache.
   void write_token(long token, const int32_t* table, long position) const {
-    E* row = static_cast<E*>(call.qkv) + token * qkv_width;
+    In* row = static_cast<In*>(call.qkv) + token * qkv_width;
     const float* rotation = call.rope + position * head_dim;
     for (long h = 0; h < call.num_heads; h++)
       rotate_head(row + h * head_dim, row + h * head_dim, call.query_norm, rotation);
     const long block_id = table[position / block], slot = position % block, words = head_dim / T::PER_WORD;
     for (long h = 0; h < kv_heads; h++) {
-      E* key = row + (call.num_heads + h) * head_dim;
-      rotate_head(key, key, call.key_norm, rotation);
+      E key[MAX_HEAD_DIM];
+      rotate_head(row + (call.num_heads + h) * head_dim, key, call.key_norm, rotation);
       uint32_t* k = reinterpret_cast<uint32_t*>(keys(block_id, h)) + slot;
       for (long w = 0; w < words; w++) memcpy(k + w * block, key + w * T::PER_WORD, 4);
       E* v = reinterpret_cast<E*>(values(block_id, h)) + slot / T::PER_WORD * head_dim * T::PER_WORD + slot % T::PER_WORD;
-      const E* value = row + (call.num_heads + kv_heads + h) * head_dim;
-      for (long i = 0; i < head_dim; i++) v[i * T::PER_WORD] = value[i];
+      const In* value = row + (call.num_heads + kv_heads + h) * head_dim;
+      for (long i = 0; i < head_dim; i++) store_scalar(v + i * T::PER_WORD, widen(value[i]));
     }
   }
 
-  // Scores of ROWS queries against one block: `scores[r]` gets `block` values. The keys of the block after it are
-  // called for meanwhile: blocks lie anywhere, so the processor cannot guess where reading goes on.
-  template <int ROWS>
-  void score_block(const uint32_t* const* queries, const char* k, const char* next, float* scores, long stride) const {
-    const long words = head_dim / T::PER_WORD;
-    const uint32_t* right = reinterpret_cast<const uint32_t*>(k);
-    for (long t = 0; t < block; t += LANES) {
-      Floats sums[ROWS] = {};
-      for (long w = 0; w < words; w++) {
-        Words key = load_words(right + w * block + t);
-        __builtin_prefetch(next + (w * block + t) * 4);
-#pragma GCC unroll 12
-        for (int r = 0; r < ROWS; r++) sums[r] = dot<T>(sums[r], queries[r][w], key);
+  // Scores of ROWS queries against VECTORS times 16 tokens; `next` is called for meanwhile: blocks lie anywhere, so
+  // the processor cannot guess where reading goes on. (Full tiles are long prompts, whose keys the tile before has read.)
+  template <int ROWS, int VECTORS>
+  void score_tokens(const uint32_t* const (&queries)[ROWS], const char* const (&k)[VECTORS], const char* const (&next)[VECTORS],
+                    float* scores, long stride) const {
+    Floats sums[ROWS][VECTORS] = {};
+    for (long w = 0; w < head_dim / T::PER_WORD; w++) {
+      Words right[VECTORS];
+      for (int v = 0; v < VECTORS; v++) {
+        right[v] = load_words(k[v] + w * block * 4);
+        if (ROWS < TILE_QUERIES) __builtin_prefetch(next[v] + w * block * 4);
       }
-      for (int r = 0; r < ROWS; r++) store(scores + r * stride + t, sums[r]);
+      multiply_words<T, ROWS, VECTORS>(sums, queries, w, right);
+    }
+    for (int r = 0; r < ROWS; r++)
+      for (int v = 0; v < VECTORS; v++) store(scores + r * stride + v * LANES, sums[r][v]);
+  }
+
+  // Scores of ROWS queries against the first `padded` tokens of a sequence.
+  template <int ROWS>
+  void score(const uint32_t* const (&queries)[ROWS], const int32_t* table, long kv_head, long padded, float* scores) const {
+    constexpr int VECTORS = tile_vectors(ROWS);
+    const auto keys_at = [&](long t) { return t < padded ? keys(table[t / block], kv_head) + t % block * 4 : values(table[0], kv_head); };
+    long t = 0;
+    for (; t + VECTORS * LANES <= padded; t += VECTORS * LANES) {
+      const char *k[VECTORS], *next[VECTORS];
+      for (int v = 0; v < VECTORS; v++) {
+        k[v] = keys_at(t + v * LANES);
+        next[v] = keys_at(t + (VECTORS + v) * LANES);
+      }
+      score_tokens<ROWS, VECTORS>(queries, k, next, scores + t, padded);
+    }
+    for (; t < padded; t += LANES) {
+      const char *const k[1] = {keys_at(t)}, *const next[1] = {keys_at(t + LANES)};
+      score_tokens<ROWS, 1>(queries, k, next, scores + t, padded);
     }
   }
 
-  // Softmax over the first `context` scores; weights go to `weights` in the cache's element type, zero up to `padded`.
-  static float weigh(float* scores, long context, long padded, float scale, E* weights) {
+  // Softmax over the first `context` scores, in place: weights take the scores' memory, zero up to `padded`.
+  static float weigh(float* scores, long context, long padded, float scale) {
     for (long t = context; t < padded; t++) scores[t] = -INFINITY;
     Floats best = splat(-INFINITY);
     for (long t = 0; t < padded; t += LANES) {
       Floats s = load_floats(scores + t);
       best = s > best ? s : best;
     }
-    const float top = max_lanes(best);
+    const float steep = scale * LOG2_E, top = max_lanes(best) * steep;
     Floats sum{};
+    In* weights = reinterpret_cast<In*>(scores);
     for (long t = 0; t < padded; t += LANES) {
-      Floats s = load_floats(scores + t);
-      Floats e = exp_lanes((s - top) * scale);
-      e = s == -INFINITY ? Floats{} : s == s ? e : s;  // not-a-number must show, not vanish in the exponent's bits
+      const Floats e = exp2_lanes(load_floats(scores + t) * steep - top);
       sum += e;
       store(weights + t, e);
     }
     return sum_lanes(sum);
   }
 
-  // sums[r][*] += weights[r] * values over the tokens of one block, for 32 of the head's dimensions.
-  template <int ROWS>
-  void add_values(const uint32_t* weights, long stride, const char* v, const char* next, long dim, long tokens,
-                  Floats (&sums)[ROWS][2]) const {
-    const uint32_t* right = reinterpret_cast<const uint32_t*>(v) + dim;
-    const uint32_t* ahead = reinterpret_cast<const uint32_t*>(next) + dim;
-    const long words = tokens / T::PER_WORD;
+  // sums[r][*] += weights[r] * values over the tokens of one block, for VECTORS times 16 of the head's dimensions;
+  // the weights of the block start at word `first`.
+  template <int ROWS, int VECTORS>
+  void add_values(const uint32_t* const (&weights)[ROWS], long first, const char* v, const char* next, long tokens,
+                  Floats (&sums)[ROWS][VECTORS]) const {
+    const long words = (tokens + T::PER_WORD - 1) / T::PER_WORD;
+    // the partner of an odd last token was never written: keep it out even if it is NaN
+    const uint32_t last = tokens % T::PER_WORD ? 0xffffu : 0xffffffffu;
     for (long w = 0; w < words; w++) {
-      Words a = load_words(right + w * head_dim), b = load_words(right + w * head_dim + LANES);
-      __builtin_prefetch(ahead + w * head_dim);
-      __builtin_prefetch(ahead + w * head_dim + LANES);
-#pragma GCC unroll 12
-      for (int r = 0; r < ROWS; r++) {
-        sums[r][0] = dot<T>(sums[r][0], weights[r * stride + w], a);
-        sums[r][1] = dot<T>(sums[r][1], weights[r * stride + w], b);
+      Words right[VECTORS];
+      for (int i = 0; i < VECTORS; i++) {
+        right[i] = load_words(v + (w * head_dim + i * LANES) * 4);
+        if (ROWS < TILE_QUERIES) __builtin_prefetch(next + (w * head_dim + i * LANES) * 4);
+        if (w == words - 1) right[i] &= last;
       }
+      multiply_words<T, ROWS, VECTORS>(sums, weights, first + w, right);
     }
-    if (tokens % T::PER_WORD) {  // the partner of an odd last token was never written: keep it out even if it is NaN
-      Words a = load_words(right + words * head_dim) & 0xffffu, b = load_words(right + words * head_dim + LANES) & 0xffffu;
-      for (int r = 0; r < ROWS; r++) {
-        sums[r][0] = dot<T>(sums[r][0], weights[r * stride + words], a);
-        sums[r][1] = dot<T>(sums[r][1], weights[r * stride + words], b);
-      }
+  }
+
+  // The outputs of ROWS queries in dimensions `dim ..` of the head.
+  template <int ROWS, int VECTORS>
+  void gather(const uint32_t* const (&weights)[ROWS], const float* inverse, const int32_t* table, long kv_head, long dim,
+              long longest, In* const (&out)[ROWS]) const {
+    Floats sums[ROWS][VECTORS] = {};
+    for (long t = 0; t < longest; t += block) {
+      const long tokens = longest - t < block ? longest - t : block;
+      const char* next = values(table[(t + block < longest ? t + block : t) / block], kv_head) + dim * 4;
+      add_values<ROWS, VECTORS>(weights, t / T::PER_WORD, values(table[t / block], kv_head) + dim * 4, next, tokens, sums);
     }
+    for (int r = 0; r < ROWS; r++)
+      for (int v = 0; v < VECTORS; v++) store(out[r] + dim + v * LANES, sums[r][v] * inverse[r]);
   }
 
   // Queries `first .. first + ROWS` of a sequence, numbered over (token, head of the group), against one key-value head.
   template <int ROWS>
   void attend_tile(long row, long kv_head, long first, std::vector<float>& scratch) const {
+    constexpr int VECTORS = tile_vectors(ROWS);
     const int32_t* table = call.tables + call.rows[row] * call.table_stride;
     const long offset = call.offsets[row], start = call.starts[row];
     const long longest = start + (first + ROWS - 1) / group + 1;
-    const long blocks = (longest + block - 1) / block, padded = blocks * block;
-    if (long(scratch.size()) < ROWS * padded * 2) scratch.resize(ROWS * padded * 2);
-    float* scores = scratch.data();
-    E* weights = reinterpret_cast<E*>(scores + ROWS * padded);
+    const long padded = (longest + block - 1) / block * block;
+    if (long(scratch.size()) < ROWS * padded) scratch.resize(ROWS * padded);
     const uint32_t* queries[ROWS];
+    In* out[ROWS];
     for (int r = 0; r < ROWS; r++) {
-      long token = offset + (first + r) / group, head = kv_head * group + (first + r) % group;
-      queries[r] = reinterpret_cast<const uint32_t*>(static_cast<E*>(call.qkv) + token * qkv_width + head * head_dim);
+      const long token = offset + (first + r) / group, head = kv_head * group + (first + r) % group;
+      queries[r] = reinterpret_cast<const uint32_t*>(static_cast<In*>(call.qkv) + token * qkv_width + head * head_dim);
+      out[r] = static_cast<In*>(call.out) + (token * call.num_heads + head) * head_dim;
     }
-    for (long b = 0; b < blocks; b++) {
-      const char* next = b + 1 < blocks ? keys(table[b + 1], kv_head) : values(table[0], kv_head);
-      score_block<ROWS>(queries, keys(table[b], kv_head), next, scores + b * block, padded);
-    }
+    score<ROWS>(queries, table, kv_head, padded, scratch.data());
+    const uint32_t* weights[ROWS];
     float inverse[ROWS];
-    const float scale = 1.0f / std::sqrt(float(head_dim));
     for (int r = 0; r < ROWS; r++) {
-      long context = start + (first + r) / group + 1;
-      inverse[r] = 1.0f / weigh(scores + r * padded, context, padded, scale, weights + r * padded);
+      weights[r] = reinterpret_cast<const uint32_t*>(scratch.data() + r * padded);
+      const long context = start + (first + r) / group + 1;
+      inverse[r] = 1.0f / weigh(scratch.data() + r * padded, context, padded, 1.0f / std::sqrt(float(head_dim)));
     }
-    for (long dim = 0; dim < head_dim; dim += 2 * LANES) {
-      Floats sums[ROWS][2] = {};
-      for (long b = 0; b < blocks; b++) {
-        const long tokens = longest - b * block < block ? longest - b * block : block;
-        const uint32_t* part = reinterpret_cast<const uint32_t*>(weights + b * block);
-        const char* next = values(table[b + 1 < blocks ? b + 1 : b], kv_head);
-        add_values<ROWS>(part, padded / T::PER_WORD, values(table[b], kv_head), next, dim, tokens, sums);
-      }
-      for (int r = 0; r < ROWS; r++) {
-        long token = offset + (first + r) / group, head = kv_head * group + (first + r) % group;
-        E* to = static_cast<E*>(call.out) + (token * call.num_heads + head) * head_dim + dim;
-        store(to, sums[r][0] * inverse[r]);
-        store(to + LANES, sums[r][1] * inverse[r]);
-      }
-    }
+    long dim = 0;
+    for (; dim + VECTORS * LANES <= head_dim; dim += VECTORS * LANES)
+      gather<ROWS, VECTORS>(weights, inverse, table, kv_head, dim, longest, out);
+    for (; dim < head_dim; dim += 2 * LANES) gather<ROWS, 2>(weights, inverse, table, kv_head, dim, longest, out);
   }
 
   template <int ROWS = TILE_QUERIES>

@@ -10,10 +10,10 @@ template <class T>
 void multiply_any(const void* x, long rows, long inputs, const void* packed, const float* bias, void* out, long outputs,
                   int finish) {
   const uint32_t* panels = static_cast<const uint32_t*>(packed);
-  using E = typename T::Element;
-  if (finish == 0) multiply<T, E, Finish::STORE>(x, rows, inputs, panels, bias, static_cast<E*>(out), outputs);
+  using In = typename T::Input;
+  if (finish == 0) multiply<T, In, Finish::STORE>(x, rows, inputs, panels, bias, static_cast<In*>(out), outputs);
   if (finish == 1) multiply<T, float, Finish::ADD>(x, rows, inputs, panels, bias, static_cast<float*>(out), outputs);
-  if (finish == 2) multiply<T, E, Finish::GATE>(x, rows, inputs, panels, bias, static_cast<E*>(out), outputs);
+  if (finish == 2) multiply<T, In, Finish::GATE>(x, rows, inputs, panels, bias, static_cast<In*>(out), outputs);
   if (finish == 3) multiply<T, float, Finish::STORE>(x, rows, inputs, panels, bias, static_cast<float*>(out), outputs);
 }
 
@@ -49,6 +49,9 @@ void embed_rows(const int32_t* tokens, const void* table_raw, float* out, long r
 
 extern "C" {
 
+// Bytes of an element of left-hand sides when weights are bfloat16.
+int millpond_input_bytes() { return sizeof(BFloat16::Input); }
+
 // `finish`: 0 store, 1 add to float32, 2 gate, 3 store float32.
 void millpond_multiply(int bf16, const void* x, long rows, long inputs, const void* packed, const float* bias, void* out,
                        long outputs, int finish) {
@@ -72,7 +75,7 @@ void millpond_pack(const void* weight, long outputs, long words, void* packed, i
 }
 
 void millpond_norm(int bf16, const float* x, const float* weight, void* out, long rows, long width, float eps) {
-  if (bf16) norm_rows<uint16_t>(x, weight, out, rows, width, eps);
+  if (bf16) norm_rows<BFloat16::Input>(x, weight, out, rows, width, eps);
   else norm_rows<float>(x, weight, out, rows, width, eps);
 }
 

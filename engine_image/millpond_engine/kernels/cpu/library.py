@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from millpond_engine.kernels.cpu.build import Variant, choose_variant, find_library, read_cpu_flags
+from millpond_engine.kernels.cpu.build import Variant, choose_variant, find_library, read_cpu_words
 
 STORE, ADD, GATE, STORE_FLOAT = range(4)
 
@@ -51,12 +51,19 @@ class CpuLibrary:
             function = getattr(library, name)
             function.argtypes = arguments
             function.restype = None
+        library.millpond_input_bytes.restype = c_int
+        self.widens = library.millpond_input_bytes() == 4
+        """Whether products of bfloat16 weights take float32 left-hand sides (else bfloat16)."""
         self.multiply = library.millpond_multiply
         self.pack = library.millpond_pack
         self.norm = library.millpond_norm
         self.embed = library.millpond_embed
         self.attend = library.millpond_attend
         self._argmax = library.millpond_argmax
+
+    def input_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Dtype of a product's left-hand side, and of what norms, products and attention return."""
+        return torch.float32 if self.widens else dtype
 
     def argmax(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Largest value and its first index in each row of a float32 matrix; NaN where a row holds one."""
@@ -73,4 +80,4 @@ def load_library(variant: Variant | None = None) -> CpuLibrary:
     Raises:
         KernelBuildError: they cannot be compiled.
     """
-    return CpuLibrary(variant or choose_variant(platform.machine(), read_cpu_flags()))
+    return CpuLibrary(variant or choose_variant(platform.machine(), read_cpu_words()))

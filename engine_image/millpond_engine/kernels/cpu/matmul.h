@@ -16,22 +16,24 @@ constexpr int TILE_ROWS = 12;  // 24 sums, 2 weights, 1 broadcast of 32 register
 #else
 constexpr int TILE_ROWS = 3;
 #endif
-constexpr long ROW_BLOCK = 384;  // rows whose inputs stay in the second-level cache while panels pass
+constexpr long INPUT_BYTES = 768 << 10;  // left-hand rows that stay in the second-level cache while panels pass
 
 // What happens to finished sums: one vector of 16 outputs at a time, or a gate with its up.
 enum class Finish { STORE, ADD, GATE };
 
 template <class T, int ROWS>
 inline void multiply_tile(const uint32_t* x, long x_stride, const uint32_t* panel, long words, Floats (&sums)[ROWS][2]) {
-  for (int r = 0; r < ROWS; r++) sums[r][0] = sums[r][1] = Floats{};
+  const uint32_t* rows[ROWS];
+  for (int r = 0; r < ROWS; r++) {
+    rows[r] = x + r * x_stride;
+    sums[r][0] = sums[r][1] = Floats{};
+  }
   for (long k = 0; k < words; k++) {
-    Words left = load_words(panel + k * PANEL), right = load_words(panel + k * PANEL + LANES);
-#pragma GCC unroll 12
-    for (int r = 0; r < ROWS; r++) {
-      uint32_t word = x[r * x_stride + k];
-      sums[r][0] = dot<T>(sums[r][0], word, left);
-      sums[r][1] = dot<T>(sums[r][1], word, right);
-    }
+    // The next panel is called for while this one is used: it may have to come from memory.
+    __builtin_prefetch(panel + (words + k) * PANEL, 0, 2);
+    __builtin_prefetch(panel + (words + k) * PANEL + LANES, 0, 2);
+    const Words right[2] = {load_words(panel + k * PANEL), load_words(panel + k * PANEL + LANES)};
+    multiply_words<T, ROWS, 2>(sums, rows, k, right);
   }
 }
 
@@ -45,13 +47,13 @@ inline void store_some(Out* to, Floats value, long count) {
 template <class T, class Out, Finish FINISH, int ROWS>
 void run_tile(const uint32_t* x, const uint32_t* panel, long words, const float* bias, Out* out, long outputs, long first) {
   Floats sums[ROWS][2];
-  multiply_tile<T, ROWS>(x, words, panel, words, sums);
+  multiply_tile<T, ROWS>(x, words * T::PARTS, panel, words, sums);
   for (int r = 0; r < ROWS; r++) {
     Out* row = out + r * outputs + first;
     if (FINISH == Finish::GATE) {
-      Floats gate = sums[r][0];
-      Floats below = gate < -80.0f ? splat(-80.0f) : gate;
-      store_some(row, gate / (1.0f + exp_lanes(-below)) * sums[r][1], outputs - first);
+      const Floats gate = sums[r][0], size = gate < 0.0f ? -gate : gate;
+      const Floats e = exp2_lanes(size * -LOG2_E);  // of a value that cannot overflow: sigmoid(g) = e^g sigmoid(-g)
+      store_some(row, gate * (gate < 0.0f ? e : splat(1.0f)) / (1.0f + e) * sums[r][1], outputs - first);
       continue;
     }
     for (int half = 0; half < 2; half++) {
@@ -84,7 +86,8 @@ void multiply(const void* x_raw, long num_rows, long inputs, const uint32_t* pac
   const long panels = (outputs + width - 1) / width;
   const long tiles_per_row = (num_rows + TILE_ROWS - 1) / TILE_ROWS;
   const long tile = num_rows ? (num_rows + tiles_per_row - 1) / tiles_per_row : 1;  // even tiles, not full ones and a rest
-  const long block = ROW_BLOCK / tile * tile;
+  const long row_words = words * T::PARTS, fitting = INPUT_BYTES / 4 / (row_words ? row_words : 1) / tile;
+  const long block = (fitting ? fitting : 1) * tile;
 #pragma omp parallel
   for (long start = 0; start < num_rows; start += block) {
     const long end = start + block < num_rows ? start + block : num_rows;
@@ -92,8 +95,8 @@ void multiply(const void* x_raw, long num_rows, long inputs, const uint32_t* pac
     for (long p = 0; p < panels; p++)
       for (long m = start; m < end; m += tile) {
         long rows = end - m < tile ? end - m : tile;
-        run_tile_of<T, Out, FINISH>(rows, x + m * words, packed + p * words * PANEL, words, bias, out + m * outputs, outputs,
-                                    p * width);
+        run_tile_of<T, Out, FINISH>(rows, x + m * row_words, packed + p * words * PANEL, words, bias, out + m * outputs,
+                                    outputs, p * width);
       }
   }
 }

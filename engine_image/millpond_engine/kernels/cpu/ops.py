@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from millpond_engine.kernels.cpu.library import ADD, GATE, STORE, STORE_FLOAT, AttentionCall, CpuLibrary
+from millpond_engine.kernels.cpu.pages import Arena, allocate
 from millpond_engine.kernels.inputs import AttentionShape, StepInputs
 
 PANEL = 32
@@ -33,8 +34,9 @@ class CpuOps:
 
     def __init__(self, library: CpuLibrary, dtype: torch.dtype) -> None:
         self._library = library
-        self._dtype = dtype
         self._bf16 = int(dtype == torch.bfloat16)
+        self.input_dtype = library.input_dtype(dtype)
+        self._weights = Arena()
         self._buffers: dict[tuple[str, int], torch.Tensor] = {}
 
     def pack(self, weight: torch.Tensor) -> PackedMatrix:
@@ -52,14 +54,14 @@ class CpuOps:
         return out
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        out = self._buffer("norm", x.shape[0], x.shape[1], self._dtype)
+        out = self._buffer("norm", x.shape[0], x.shape[1], self.input_dtype)
         self._library.norm(
             self._bf16, x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.shape[0], x.shape[1], eps
         )
         return out
 
     def linear(self, x: torch.Tensor, weight: PackedMatrix, bias: torch.Tensor | None = None) -> torch.Tensor:
-        out = self._buffer("linear", x.shape[0], weight.outputs, self._dtype)
+        out = self._buffer("linear", x.shape[0], weight.outputs, self.input_dtype)
         return self._multiply(x, weight, out, STORE, bias)
 
     def linear_add(self, x: torch.Tensor, weight: PackedMatrix, residual: torch.Tensor) -> None:
@@ -76,7 +78,7 @@ class CpuOps:
         return residual.index_select(0, wanted)
 
     def gated(self, x: torch.Tensor, weight: PackedMatrix) -> torch.Tensor:
-        return self._multiply(x, weight, self._buffer("gated", x.shape[0], weight.outputs, self._dtype), GATE)
+        return self._multiply(x, weight, self._buffer("gated", x.shape[0], weight.outputs, self.input_dtype), GATE)
 
     def scores(self, x: torch.Tensor, weight: PackedMatrix) -> torch.Tensor:
         out = self._buffer("scores", x.shape[0], weight.outputs, torch.float32)
@@ -109,7 +111,7 @@ class CpuOps:
     def _pack(self, weight: torch.Tensor, outputs: int, *, gated: bool) -> PackedMatrix:
         words = weight.shape[1] * weight.element_size() // 4
         width = PANEL // 2 if gated else PANEL
-        panels = torch.empty((-(-outputs // width), words, PANEL), dtype=torch.int32)
+        panels = self._weights.take((-(-outputs // width), words, PANEL), torch.int32)
         self._library.pack(weight.data_ptr(), weight.shape[0], words, panels.data_ptr(), int(gated))
         return PackedMatrix(panels, outputs, weight.shape[1], weight.dtype)
 
@@ -117,7 +119,8 @@ class CpuOps:
         """Memory kept between steps, so that large results do not fault in new pages each time."""
         kept = self._buffers.get((name, width))
         if kept is None or kept.shape[0] < rows:
-            kept = self._buffers[(name, width)] = torch.empty((rows, width), dtype=dtype)
+            memory = allocate(rows * width * dtype.itemsize)
+            kept = self._buffers[(name, width)] = memory.view(dtype).view(rows, width)
         return kept[:rows]
 
 
@@ -130,10 +133,10 @@ class CpuAttention:
         self._library = library
         self._bf16 = int(cache.dtype == torch.bfloat16)
         self._kept = (cache, rope_table)  # the call holds their addresses only
-        self._inputs: StepInputs | None = None
+        self._bound: StepInputs | None = None
         self._out = torch.empty(0)
         self._width = shape.num_heads * shape.head_dim
-        self._dtype = cache.dtype
+        self.input_dtype = library.input_dtype(cache.dtype)
         self._call = AttentionCall(
             cache=cache.data_ptr(),
             rope=rope_table.data_ptr(),
@@ -147,9 +150,9 @@ class CpuAttention:
         self._address = ctypes.addressof(self._call)
 
     def bind(self, inputs: StepInputs) -> None:
-        call, self._inputs = self._call, inputs
+        call, self._bound = self._call, inputs
         if self._out.shape[0] < inputs.num_tokens:
-            self._out = torch.empty((inputs.num_tokens, self._width), dtype=self._dtype)
+            self._out = torch.empty((inputs.num_tokens, self._width), dtype=self.input_dtype)
         call.out = self._out.data_ptr()
         call.rows, call.starts = inputs.rows.data_ptr(), inputs.starts.data_ptr()
         call.offsets, call.tables = inputs.query_offsets.data_ptr(), inputs.block_tables.data_ptr()

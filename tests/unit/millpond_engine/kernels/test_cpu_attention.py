@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from millpond_engine.kernels.cpu.build import VARIANTS
+from millpond_engine.kernels.cpu.build import VARIANTS, runs
 from millpond_engine.kernels.cpu.library import CpuLibrary, load_library
 from millpond_engine.kernels.cpu.ops import CpuAttention, supports
 from millpond_engine.kernels.inputs import AttentionShape, StepInputs
@@ -18,11 +18,9 @@ from millpond_engine.kernels.reference import ReferenceAttention
 TOLERANCE = {torch.float32: {"atol": 2e-5, "rtol": 2e-5}, torch.bfloat16: {"atol": 2e-2, "rtol": 2e-2}}
 
 
-@pytest.fixture(scope="module", params=["best", "avx2"])
+@pytest.fixture(scope="module", params=[v for v in VARIANTS if runs(v)], ids=lambda variant: variant.name)
 def library(request: pytest.FixtureRequest) -> CpuLibrary:
-    if request.param == "best":
-        return load_library()
-    return load_library(next(variant for variant in VARIANTS if variant.name == request.param))
+    return load_library(request.param)
 
 
 class World:
@@ -54,7 +52,7 @@ class World:
         self.ours.bind(inputs)
         self.oracle.bind(inputs)
         expected = self.oracle(layer, qkv.clone(), norms and tuple(norm.to(self.dtype) for norm in norms))
-        found = self.ours(layer, qkv.clone(), norms)
+        found = self.ours(layer, qkv.to(self.ours.input_dtype, copy=True), norms)
         assert torch.isfinite(found.float()).all()
         torch.testing.assert_close(found.float(), expected.float(), **TOLERANCE[self.dtype])
 
@@ -112,7 +110,8 @@ def test_a_position_does_not_depend_on_how_its_prompt_was_cut(library: CpuLibrar
                     end - start,
                 )
             )
-            parts.append(attention(0, qkv[start:end].clone(), None).clone())
+            part = qkv[start:end].to(attention.input_dtype, copy=True)
+            parts.append(attention(0, part, None).clone())
         results.append(torch.cat(parts))
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
@@ -128,7 +127,8 @@ def test_a_nan_in_the_context_shows_in_the_output(library: CpuLibrary) -> None:
     attention.bind(
         StepInputs(rows, one, offsets, torch.tensor([20]), torch.tensor([[0, 1]], dtype=torch.int32), 1)
     )
-    assert torch.isnan(attention(0, torch.randn(1, shape.qkv_size).to(torch.bfloat16), None).float()).all()
+    qkv = torch.randn(1, shape.qkv_size).to(attention.input_dtype)
+    assert torch.isnan(attention(0, qkv, None).float()).all()
 
 
 def test_shapes_outside_the_kernels_are_told() -> None:

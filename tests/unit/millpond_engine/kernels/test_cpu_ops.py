@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from millpond_engine.kernels.cpu.build import GENERIC, VARIANTS, choose_variant
+from millpond_engine.kernels.cpu.build import GENERIC, VARIANTS, choose_variant, runs
 from millpond_engine.kernels.cpu.library import load_library
 from millpond_engine.kernels.cpu.ops import CpuOps
 from millpond_engine.kernels.reference import ReferenceOps
@@ -22,18 +22,21 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param  # type: ignore[no-any-return]
 
 
-@pytest.fixture
-def ops(dtype: torch.dtype) -> CpuOps:
-    return CpuOps(load_library(), dtype)
+@pytest.fixture(params=[v for v in (*VARIANTS, GENERIC) if runs(v)], ids=lambda variant: variant.name)
+def ops(request: pytest.FixtureRequest, dtype: torch.dtype) -> CpuOps:
+    return CpuOps(load_library(request.param), dtype)
+
+
+def _inputs(ops: CpuOps, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """Random values of a dtype, in the one that the kernels read."""
+    return torch.randn(shape).to(dtype).to(ops.input_dtype)
 
 
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), SIZES)
 def test_products_equal_torch(ops: CpuOps, dtype: torch.dtype, rows: int, inputs: int, outputs: int) -> None:
     torch.manual_seed(1)
-    x, weight = (
-        torch.randn(rows, inputs).to(dtype),
-        (torch.randn(outputs, inputs) / math.sqrt(inputs)).to(dtype),
-    )
+    x = _inputs(ops, rows, inputs, dtype=dtype)
+    weight = (torch.randn(outputs, inputs) / math.sqrt(inputs)).to(dtype)
     bias, residual = torch.randn(outputs), torch.randn(rows, outputs)
     exact = x.double() @ weight.double().T
     packed = ops.pack(weight)
@@ -51,10 +54,8 @@ def test_gated_products_equal_torch(
     ops: CpuOps, dtype: torch.dtype, rows: int, inputs: int, outputs: int
 ) -> None:
     torch.manual_seed(2)
-    x, weight = (
-        torch.randn(rows, inputs).to(dtype),
-        (torch.randn(2 * outputs, inputs) / math.sqrt(inputs)).to(dtype),
-    )
+    x = _inputs(ops, rows, inputs, dtype=dtype)
+    weight = (torch.randn(2 * outputs, inputs) / math.sqrt(inputs)).to(dtype)
     weight[:3] *= 100  # gates far below and above zero
     expected = ReferenceOps().gated(x.float(), weight.float())
     torch.testing.assert_close(ops.gated(x, ops.pack_gated(weight)).float(), expected, **TOLERANCE[dtype])
@@ -72,7 +73,7 @@ def test_norms_and_embeddings_equal_torch(ops: CpuOps, dtype: torch.dtype, rows:
 
 
 def test_a_row_does_not_depend_on_its_batch_mates(ops: CpuOps, dtype: torch.dtype) -> None:
-    x = torch.randn(70, 576).to(dtype)
+    x = _inputs(ops, 70, 576, dtype=dtype)
     packed = ops.pack(torch.randn(96, 576).to(dtype))
     alone = torch.cat([ops.linear(row.unsqueeze(0), packed).clone() for row in x])
     assert torch.equal(ops.linear(x, packed), alone)
@@ -92,7 +93,8 @@ def test_argmax_takes_the_first_of_equal_values_and_shows_nan(ops: CpuOps) -> No
 
 def test_the_variant_follows_the_processor() -> None:
     everything = frozenset().union(*(variant.cpu_flags for variant in VARIANTS))
-    assert choose_variant("x86_64", everything).name == "avx512bf16"
+    assert choose_variant("x86_64", everything | {"AuthenticAMD"}).name == "avx512bf16"
+    assert choose_variant("x86_64", everything | {"GenuineIntel"}).name == "avx512"
     assert choose_variant("x86_64", everything - {"avx512_bf16"}).name == "avx512"
     assert choose_variant("x86_64", frozenset({"avx2", "fma", "bmi2", "f16c"})).name == "avx2"
     assert choose_variant("x86_64", frozenset({"sse2"})) is GENERIC

@@ -56,11 +56,11 @@ def make_rollout(*, new_ready_for: float, reports: tuple[RevisionReport, ...] = 
     return see(after, (*old, new), tuple(children.values()), reports)
 
 
-def set_count(child: Child, count: int) -> Child:
+def set_count(child: Child, count: int, pool: InferencePool | None = None) -> Child:
     """The same Deployment as if it had been applied with another count."""
     if child.kind.name != "Deployment":
         return child
-    pool = make_pool(**NEW)
+    pool = pool or make_pool(**NEW)
     record = make_record(pool, get_role(pool), SETTINGS.build)
     manifest = make_workload_manifest(make_owner(pool), record, replicas=count)
     return make_child(Apply(manifest, 1, uid=None))
@@ -201,6 +201,73 @@ def test_another_gate_or_none_lets_the_revision_try_again() -> None:
         assert find_counts(make_rolled_back(rollout=rollout))[NEW_REVISION] == 1
     longer = {"gate": GATE | {"bakeSeconds": 600}}
     assert find_counts(make_rolled_back(rollout=longer)) == {}, "the limits are what it missed"
+
+
+def test_op_034_a_sole_replica_that_had_to_leave_first_comes_back() -> None:
+    """Without room for two the old replica is gone before the new one can be measured."""
+    one = {"replicas": 1, "rollout": {"gate": GATE, "strategy": "Replace", "maxUnavailable": 1}}
+    before, after = make_pool(**one), make_pool(**(one | {"engine": {"image": "engine:2"}}))
+    old_revision, new_revision = make_revision(before), make_revision(after)
+    new = make_pod("new-0", revision=new_revision, ready_since=NOW - 5)
+    first, second = make_living(before, pods=()), make_living(after, pods=(new,))
+    children = {(c.kind, c.name): c for c in second.children} | {
+        (c.kind, c.name): set_count(c, 0, before) for c in first.children if old_revision in c.name
+    }
+    baking = see(after, (new,), tuple(children.values()), ())
+    decided = plan(baking, SETTINGS, NOW)
+    assert decided.actions == (), "the empty Deployment says what to go back to"
+    assert get_reasons(decided)["Progressing"][1] == "Baking"
+    slow = see(after, (new,), tuple(children.values()), (count(new_revision, slow=30),))
+    (verdict,) = plan(slow, SETTINGS, NOW).actions
+    assert isinstance(verdict, Apply)
+    rolled = apply_verdict(slow, verdict)
+    assert find_counts(rolled) == {new_revision: 0}, "there is still no room for both"
+    gone = dataclasses.replace(
+        rolled,
+        pods=(),
+        children=tuple(c for c in rolled.children if c.kind.name != "Deployment" or old_revision in c.name),
+    )
+    gone = dataclasses.replace(gone, workloads=list_workloads(gone.children))
+    assert find_counts(gone) == {old_revision: 1}
+    later = plan(baking, SETTINGS, NOW + 60)
+    assert later.actions == (), "the snapshot's own time counts"
+    baked = dataclasses.replace(baking, observed_at=NOW + 60)
+    assert [type(action).__name__ for action in plan(baked, SETTINGS, NOW + 60).actions] == ["Delete"]
+
+
+def test_a_rejected_revision_is_never_gone_back_to() -> None:
+    """The next change comes while the rejected one is still leaving."""
+    rejected = make_rolled_back()
+    newest = make_pool(**(NEW | {"engine": {"image": "engine:3"}}), metadata={"generation": 5})
+    bad = make_pod("new-0", revision=NEW_REVISION)
+    third = make_pod("third-0", revision=make_revision(newest))
+    old = tuple(make_pod(f"old-{i}", revision=OLD_REVISION) for i in range(2))
+    deployments = tuple(
+        c
+        for pool, pods in ((make_pool(**NEW), (bad,)), (newest, (third,)))
+        for c in make_living(pool, pods=pods).children
+        if make_revision(pool) in c.name and (c.kind.name == "Deployment" or pool is newest)
+    )
+    snapshot = see(
+        newest, (*old, bad, third), (*rejected.children, *deployments), (count(third.revision, slow=30),)
+    )
+    (verdict,) = [
+        a
+        for a in plan(snapshot, SETTINGS, NOW).actions
+        if isinstance(a, Apply) and a.manifest.kind.name == "ConfigMap"
+    ]
+    assert verdict.manifest.body["metadata"]["annotations"][labels.FALLBACK_REVISION] == OLD_REVISION
+
+
+def test_a_pool_at_zero_has_nothing_to_bake() -> None:
+    zero = {"replicas": 0, "rollout": {"gate": GATE}}
+    before, after = make_pool(**zero), make_pool(**(zero | {"engine": {"image": "engine:2"}}))
+    first, second = make_living(before, pods=()), make_living(after, pods=())
+    children = {(c.kind, c.name): c for c in (*first.children, *second.children)}
+    decided = plan(see(after, (), tuple(children.values()), ()), SETTINGS, NOW)
+    assert [type(action).__name__ for action in decided.actions] == ["Delete"], (
+        "the old revision ends at once"
+    )
 
 
 def test_a_verdict_whose_fallback_is_gone_counts_no_more() -> None:

@@ -7,13 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millpond_common.contract.reasons import ScalingReason
-from millpond_operator.scaling.decide import decide
+from millpond_operator.scaling.decide import MAX_STEP, decide
 from millpond_operator.scaling.learn import (
     CapacityEstimate,
     Interval,
     compute_horizon,
     learn_capacity,
 )
+from millpond_operator.scaling.needs import find_rate
 from millpond_operator.scaling.records import (
     Capacity,
     Decision,
@@ -306,7 +307,8 @@ def snapshots(draw: st.DrawFn) -> ScalingSnapshot:
     low = draw(st.integers(0, 3))
     limits = ScalingLimits(low, draw(st.integers(max(low, 1), 20)), draw(st.none() | st.integers(100, 9_000)),
                            draw(st.none() | st.integers(10, 95)), None, 300.0, draw(st.none() | st.just(600.0)))  # fmt: skip
-    seen = demand(draw(st.none() | RATES), held_tokens=draw(st.integers(0, 10_000)), idle_seconds=draw(st.none() | st.just(0.0)),
+    outputs = draw(st.none() | RATES)
+    seen = demand(draw(st.none() | RATES), output_per_second=outputs, held_tokens=draw(st.integers(0, 10_000)), idle_seconds=draw(st.none() | st.sampled_from([0.0, 700.0])),
                   gateways_reporting=draw(st.integers(1, 2)), observed_at=NOW - draw(st.sampled_from([1, 20, 100])))  # fmt: skip
     return ScalingSnapshot(
         limits=limits,
@@ -328,33 +330,91 @@ def test_a_decision_is_bounded_and_repeatable(case: ScalingSnapshot) -> None:
     assert case.limits.min_replicas <= decision.replicas <= case.limits.max_replicas
     assert decide(case, NOW) == decision
     assert decision.message
+    supply, low = case.supply, case.limits.min_replicas
+    assert decision.replicas <= max(supply.wanted + max(MAX_STEP, supply.wanted), low)
+    # Growth ends at what is recommended; a suspect replica still counts against the maximum, so it comes on top.
+    asked = decision.recommendation + supply.count_suspect(case.horizon_seconds)
+    assert decision.replicas <= max(supply.wanted, asked, low)
 
 
-@given(snapshots(), RATES)
-def test_more_demand_never_means_fewer_replicas(case: ScalingSnapshot, extra: float) -> None:
-    if case.demand is None or case.demand.uncached_per_second_15 is None:
-        return
-    rate = case.demand.uncached_per_second_15 + extra
-    more = replace(
-        case, demand=replace(case.demand, uncached_per_second_15=rate, uncached_per_second_60=rate)
-    )
-    assert decide(more, NOW).replicas >= decide(case, NOW).replicas
+RISES = st.sampled_from(["prompts", "outputs", "held", "queued", "blocks"])
 
 
-@given(snapshots())
-def test_absence_never_lowers_a_count(case: ScalingSnapshot) -> None:
-    blind = replace(case, demand=None, kv=None)
-    current = case.supply.wanted
-    assert decide(blind, NOW).replicas >= min(current, case.limits.max_replicas)
+def raise_load(case: ScalingSnapshot, what: str, extra: float) -> ScalingSnapshot | None:
+    """The same pool under more load of one kind; None where that load is not known."""
+    seen, loads = case.demand, case.kv
+    if what == "blocks":
+        return replace(case, kv=replace(loads, used_blocks=loads.used_blocks + int(extra))) if loads else None
+    if seen is None or seen.uncached_per_second_15 is None or seen.output_per_second is None:
+        return None
+    rate = seen.uncached_per_second_15 + extra
+    changes: dict[str, dict[str, object]] = {
+        "prompts": {"uncached_per_second_15": rate, "uncached_per_second_60": rate},
+        "outputs": {"output_per_second": seen.output_per_second + extra},
+        "held": {"held_tokens": seen.held_tokens + int(extra)},
+        "queued": {"queued_tokens": seen.queued_tokens + int(extra)},
+    }
+    return replace(case, demand=replace(seen, **changes[what]))  # type: ignore[arg-type]
+
+
+@given(snapshots(), RISES, RATES)
+def test_more_load_of_any_kind_never_means_fewer_replicas(
+    case: ScalingSnapshot, what: str, extra: float
+) -> None:
+    more = raise_load(case, what, extra)
+    if more is not None:
+        assert decide(more, NOW).replicas >= decide(case, NOW).replicas
+
+
+BLINDNESS = st.sampled_from(["demand", "rate", "stale", "partial", "kv", "kv stale", "capacity"])
+
+
+def blind(case: ScalingSnapshot, what: str) -> ScalingSnapshot:
+    """The same pool with one input missing, or too old, or from some gateways only."""
+    seen = case.demand or demand(0.0)
+    rates = {"uncached_per_second_15": None, "uncached_per_second_60": None, "output_per_second": None}
+    made: dict[str, ScalingSnapshot] = {
+        "demand": replace(case, demand=None),
+        "rate": replace(case, demand=replace(seen, **rates)),  # type: ignore[arg-type]
+        "stale": replace(case, demand=replace(seen, observed_at=NOW - 31.0)),
+        "partial": replace(case, demand=replace(seen, gateways_reporting=1)),
+        "kv": replace(case, kv=None),
+        "kv stale": replace(case, kv=kv(0, at=NOW - 31.0)),
+        "capacity": replace(case, capacity=Capacity()),
+    }
+    return made[what]
+
+
+@given(snapshots(), BLINDNESS)
+def test_absence_of_any_input_never_lowers_a_count(case: ScalingSnapshot, what: str) -> None:
+    seen = blind(case, what)
+    rate = find_rate(seen)
+    if what.startswith("kv") and (
+        case.limits.kv_percent is None or case.axes == "Prefill" or not seen.supply.ready
+    ):
+        return  # the input is not asked for
+    if what == "capacity" and rate == 0:
+        return  # without demand any capacity will do
+    idle = seen.limits.idle_seconds is not None and seen.demand is not None and what.startswith("kv")
+    if idle and seen.demand and (seen.demand.idle_seconds or 0.0) >= 600:
+        return  # a pool nobody has asked for goes to zero, however full its cache is
+    assert decide(seen, NOW).replicas >= min(seen.supply.wanted, seen.limits.max_replicas)
 
 
 @given(snapshots())
 def test_carrying_out_a_decision_settles(case: ScalingSnapshot) -> None:
-    """The same observation with the decided count as supply asks for no further change upwards."""
+    """The same observation with the decided count as supply asks for no further change."""
     decision = decide(case, NOW)
-    added = decision.replicas - case.supply.wanted
-    if added <= 0 or ScalingReason.RATE_LIMIT in decision.bounds:
+    if ScalingReason.RATE_LIMIT in decision.bounds:
         return
-    ages = case.supply.pending_ages + (0.0,) * added
-    again = decide(replace(case, supply=replace(case.supply, pending_ages=ages)), NOW)
-    assert again.replicas == decision.replicas
+    assert decide(carry_out(case, decision.replicas), NOW).replicas == decision.replicas
+
+
+def carry_out(case: ScalingSnapshot, count: int) -> ScalingSnapshot:
+    """The pool at `count`: new replicas are pending; pending ones leave first, then ready ones, victims first."""
+    ready, ages = case.supply.ready, sorted(case.supply.pending_ages)
+    kept_ready = min(ready, count)
+    added = max(0, count - case.supply.wanted)
+    pending = (*ages[: max(0, count - kept_ready)], *(0.0,) * added)
+    left = case.victim_reuse_per_second[ready - kept_ready :]
+    return replace(case, supply=Supply(kept_ready, pending), victim_reuse_per_second=left)
