@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from posixpath import basename, join
+from urllib.parse import unquote, urlsplit
 
 from millpond_operator.api.pool import InferencePool
 from millpond_operator.api.source import ModelSource, parse_source
 from millpond_operator.desired.manifest import compute_digest
 
 MODELS_PATH = "/models"
+WEIGHT_SUFFIXES = (".gguf", ".safetensors")
 FILES_PATH = "/model-files"
 """Where a claim or image that is used in place is mounted."""
 
@@ -71,10 +73,18 @@ def _place(source: ModelSource, *, revision: str | None, sha256: str | None, mou
         return Placement(path=join(mount_path, source.path).rstrip("/"), mount=source, mount_path=mount_path)
     # The directory is named after what it holds, so that pools sharing a cache share equal models and no others.
     directory = join(MODELS_PATH, compute_digest([source.uri, revision, sha256]))
-    path = join(directory, basename(source.path)) if _is_file(source) else directory
+    path = join(directory, find_file_name(source)) if _is_file(source) else directory
     return Placement(path=path, fetch=Fetch(source.uri, directory, revision, sha256))
 
 
 def _is_file(source: ModelSource) -> bool:
-    """Whether the source names one file: http always does, a hub or bucket path when it has a suffix."""
-    return source.scheme in ("http", "https") or "." in basename(source.path)
+    """Whether the source names one file: a URL and a path in a hub repository do, a bucket's key by its suffix."""
+    if source.scheme == "s3":
+        return source.path.endswith(WEIGHT_SUFFIXES)
+    return source.scheme in ("http", "https") or bool(source.path)
+
+
+def find_file_name(source: ModelSource) -> str:
+    """Name of the file that a fetch leaves: a URL's query and escapes are not part of it."""
+    path = unquote(urlsplit(source.uri).path) if source.scheme in ("http", "https") else source.path
+    return basename(path)

@@ -9,6 +9,7 @@ import yaml
 from tests.support.operator_builders import BUILD, get_role, make_pool
 
 from millpond_common.contract.engine_config import parse_engine_config
+from millpond_engine.fetch.sources import file_name_of
 from millpond_operator.desired.children import list_claims, list_secrets
 from millpond_operator.desired.model import place_model
 from millpond_operator.desired.workload import make_record
@@ -40,6 +41,28 @@ def test_a_single_file_is_the_path_itself() -> None:
     assert place.fetch is not None
     assert place.path == f"{place.fetch.directory}/tiny.gguf"
     assert place.fetch.make_args()[-2:] == ["--sha256", sha]
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("https://host/dir/tiny.gguf?X-Signature=a.b/c&e=1", "tiny.gguf"),
+        ("https://host/my%20model.gguf#x", "my model.gguf"),
+        ("http://host/download/model", "model"),
+        ("hf://owner/repo/sub/a.gguf", "a.gguf"),
+        ("hf://owner/repo/weights", "weights"),
+        ("s3://bucket/models/a.gguf", "a.gguf"),
+        ("s3://bucket/models/llama-3.1", None),
+        ("hf://owner/repo", None),
+    ],
+)
+def test_the_engine_reads_the_file_that_the_fetch_step_leaves(source: str, name: str | None) -> None:
+    """One rule on both sides; a folder of a bucket may have dots in its name."""
+    place = place_model(make_pool(model={"source": source}))
+    assert place.fetch is not None
+    assert place.path == (f"{place.fetch.directory}/{name}" if name else place.fetch.directory)
+    if source.startswith("http"):
+        assert file_name_of(source) == name
 
 
 def test_other_revisions_get_other_directories() -> None:
