@@ -12,6 +12,7 @@ from tests.fixtures.gateway import MODEL, MakeEngine, MakeGateway, RunningGatewa
 from tests.gateway.wire import STREAM_BODY, ask, make_request, talk
 
 from millpond_common.contract.gateway_report import GatewayReport, ProbeResult, RevisionReport
+from millpond_gateway.flow.outliers import Evidence
 
 
 async def test_health_and_readiness(make_engine: MakeEngine, make_gateway: MakeGateway) -> None:
@@ -160,3 +161,26 @@ async def test_op_034_the_report_counts_each_revision_apart(
     assert min(bound for bound, _ in counted["good"].ttft_counts) >= 50
     assert counted["bad"].num_failed == counted["bad"].num_requests >= 1
     assert counted["bad"].ttft_counts == ()
+
+
+async def test_a_pool_with_more_failing_replicas_than_may_be_ejected_says_so_and_routes_on(
+    make_engine: MakeEngine, make_gateway: MakeGateway
+) -> None:
+    engines = [await make_engine() for _ in range(4)]
+    gateway = await make_gateway(*engines)
+    state = gateway.process.fleet.pools[MODEL]
+    now = asyncio.get_running_loop().time()
+    flag = f'millpond_gateway_ejection_capped{{pool="{MODEL}"}} '
+
+    async def until(value: str) -> None:
+        async with asyncio.timeout(5):
+            while flag + value not in gateway.process.make_metrics_text():
+                await asyncio.sleep(0.05)
+
+    await until("0.0")
+    for engine in engines[:2]:
+        for client in "abcdef":
+            state.outliers.note(engine.address, Evidence.FAULT, client=client, now=now)
+    await until("1.0")
+    assert len(state.verdict.ejected) == 1
+    assert (await ask(gateway, make_request())).status == 200

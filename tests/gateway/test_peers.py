@@ -9,6 +9,7 @@ from tests.fixtures.gateway import MODEL, FakeEngine, MakeEngine, MakeGateway, R
 from tests.gateway.wire import ask, make_request, talk
 
 from millpond_gateway.app.peers import PeerLink
+from millpond_gateway.flow.records import FlowSettings
 
 
 def find_port() -> int:
@@ -125,3 +126,36 @@ async def test_only_gateways_are_heard_on_the_peer_port(
     assert not mesh.on_link(link, "10.0.0.9")
     assert mesh.on_link(PeerLink(mesh), "10.0.0.8", dialed="gateway-b:8082")
     assert mesh.on_link(link, "10.0.0.8")  # a peer that a flag names, at the address its name has
+
+
+async def test_what_one_gateway_holds_the_other_does_not_pass(
+    make_engine: MakeEngine, make_gateway: MakeGateway
+) -> None:
+    engine = await make_engine(script=Script(first_seconds=1.0))
+    ports = [find_port(), find_port()]
+    flow = FlowSettings(default_ttft_seconds=0.05)
+    here, there = [
+        await make_gateway(engine, options={"peer_port": own, "peers": (f"127.0.0.1:{other}",), "flow": flow})
+        for own, other in (ports, reversed(ports))
+    ]
+    mesh = there.process.mesh
+    assert mesh is not None
+    async with asyncio.timeout(5):
+        while not mesh.shared.num_synced_peers():
+            await asyncio.sleep(0.02)
+    long = make_request(b'{"model": "tiny", "prompt": "%b"}' % (b"x" * 30_000))
+    running = [asyncio.create_task(ask(here, long)) for _ in range(2)]
+    state, other = here.process.fleet.pools[MODEL], there.process.fleet.pools[MODEL]
+    async with asyncio.timeout(5):
+        while not len(state.queue):
+            await asyncio.sleep(0.001)
+        began = asyncio.get_running_loop().time()
+        while not other.num_held:
+            await asyncio.sleep(0.001)
+    assert asyncio.get_running_loop().time() - began < 0.05
+    assert len(other.queue) == 0
+    answers = await asyncio.gather(*running)
+    assert [answer.status for answer in answers] == [200, 200]
+    async with asyncio.timeout(2):
+        while other.num_held:
+            await asyncio.sleep(0.01)

@@ -29,6 +29,7 @@ class Gateway:
     process: asyncio.subprocess.Process
     port: int
     admin_port: int
+    client: httpx.AsyncClient
 
     @property
     def url(self) -> str:
@@ -39,8 +40,7 @@ class Gateway:
         return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
     async def admin(self, path: str) -> httpx.Response:
-        async with httpx.AsyncClient() as client:
-            return await client.get(f"http://127.0.0.1:{self.admin_port}{path}", timeout=5)
+        return await self.client.get(f"http://127.0.0.1:{self.admin_port}{path}", timeout=5)
 
     async def read_metric(self, start: str) -> float:
         text = (await self.admin("/metrics")).text
@@ -84,13 +84,14 @@ async def make_workers(tmp_path: Path) -> AsyncIterator[MakeWorkers]:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "millpond_gateway", *arguments, stdout=log, stderr=log
         )
-        gateway = Gateway(process, port, admin_port)
+        gateway = Gateway(process, port, admin_port, httpx.AsyncClient(headers={"connection": "close"}))
         running.append(gateway)
         await gateway.until_ready()
         return gateway
 
     yield make
     for gateway in running:
+        await gateway.client.aclose()
         if gateway.process.returncode is None:
             gateway.process.send_signal(signal.SIGTERM)
             async with asyncio.timeout(30):
@@ -98,9 +99,8 @@ async def make_workers(tmp_path: Path) -> AsyncIterator[MakeWorkers]:
 
 
 async def ask(gateway: Gateway, **body: Any) -> httpx.Response:
-    async with httpx.AsyncClient() as client:
-        content = {"model": MODEL, "prompt": "hello", **body}
-        return await client.post(f"{gateway.url}/v1/completions", json=content, timeout=20)
+    content = {"model": MODEL, "prompt": "hello", **body}
+    return await gateway.client.post(f"{gateway.url}/v1/completions", json=content, timeout=20)
 
 
 async def test_workers_serve_one_port_and_answer_as_one(
@@ -124,8 +124,7 @@ async def test_workers_serve_one_port_and_answer_as_one(
     assert (report["synced"], len(pool["endpoints"])) == (True, 2)
     assert sum(endpoint["openRequests"] for endpoint in pool["endpoints"]) == 0
     probe = {"pool": MODEL, "podUid": engines[1].address}
-    async with httpx.AsyncClient() as client:
-        told = await client.post(f"http://127.0.0.1:{gateway.admin_port}/v1/probe", json=probe)
+    told = await gateway.client.post(f"http://127.0.0.1:{gateway.admin_port}/v1/probe", json=probe)
     assert told.json()["ok"] is True
     lines = (tmp_path / "log0").read_text().splitlines()
     requests = [json.loads(line) for line in lines if '"event":"request"' in line]

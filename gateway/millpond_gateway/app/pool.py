@@ -7,20 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
-import xxhash
 
-from millpond_common.contract.blockkey import KeyScope, make_namespace
 from millpond_common.contract.openai import ApiError
 from millpond_gateway.app.hedges import HedgeDesk
 from millpond_gateway.app.judgement import (
-    compute_capacity,
     estimate_usage,
     judge_attempt,
     make_class_policy,
     make_routing_settings,
 )
-from millpond_gateway.app.prompt import make_prompt_keys
 from millpond_gateway.app.refusals import describe_choice, make_debug, make_refusal, refuse_choice
+from millpond_gateway.app.requests import RequestMaker
 from millpond_gateway.flow.admission import (
     PoolView,
     compute_hold_seconds,
@@ -44,11 +41,9 @@ from millpond_gateway.flow.records import (
 )
 from millpond_gateway.flow.trials import TrialBook
 from millpond_gateway.proxy.dispatch import Call, Decision, Ending, Outcome, Record, Target, Waiter
-from millpond_gateway.routing.keys import TokenEstimator
 from millpond_gateway.routing.records import (
     Choice,
     EndpointView,
-    PromptKeys,
     RequestView,
     Reservation,
     Usage,
@@ -56,8 +51,6 @@ from millpond_gateway.routing.records import (
 from millpond_gateway.routing.router import Router
 from millpond_gateway.world.records import PoolView as PoolSpec
 
-_DEFAULT_OUTPUT_TOKENS = 256
-_MAX_SCOPES = 4096
 _NO_OUTLIERS = OutlierVerdict(frozenset(), frozenset(), frozenset(), capped=False)
 
 
@@ -97,15 +90,12 @@ class PoolState:
         self.hedges = HedgeDesk(flow.hedge_percent)
         self.trials = TrialBook()
         self.verdict = _NO_OUTLIERS
-        self.estimator = TokenEstimator()
+        self.requests = RequestMaker(spec)
         self._waiting: dict[str, Waiting] = {}
         self._pumping = False
-        self._capacity: int | None = None
-        """Tokens of the largest request that some ready replica takes; None while unknown."""
         self._cold_since: float | None = None
         """Since when requests find no replica; None while one is ready."""
-        self._scopes: dict[tuple[str, str], KeyScope] = {}
-        self._block_tokens = spec.block_tokens
+        self._peer_holds: dict[str, tuple[int, int]] = {}
         self._prompt_tokens: dict[str, int] = {}
         """Of open requests, counted or estimated."""
         self.set_spec(spec)
@@ -113,7 +103,7 @@ class PoolState:
     def set_spec(self, spec: PoolSpec) -> None:
         """Follow a changed pool; what is open, held or learned stays."""
         self.spec = spec
-        self._scopes.clear()
+        self.requests.set_spec(spec)
         self.router.set_settings(make_routing_settings(spec))
         self._flow = msgspec.structs.replace(self._flow, cold_start_hold_seconds=spec.cold_start_hold_seconds)
         tenants = [
@@ -127,14 +117,7 @@ class PoolState:
     def set_endpoints(self, endpoints: tuple[EndpointView, ...], now: float) -> None:
         """Follow changed replicas; held requests may have found one."""
         self.router.update_endpoints(endpoints)
-        capacities = [compute_capacity(view) for view in endpoints if view.ready]
-        self._capacity = (
-            None if None in capacities else max(capacities, key=lambda entry: entry or 0, default=None)
-        )
-        block_tokens = endpoints[0].block_tokens if endpoints else self.spec.block_tokens
-        if block_tokens != self._block_tokens:  # keys are of blocks: an engine tells its own size
-            self._block_tokens = block_tokens
-            self._scopes.clear()
+        self.requests.set_endpoints(endpoints)
         self.outliers.keep_only(endpoint.uid for endpoint in endpoints)
         self.trials.set_endpoints({endpoint.pod: endpoint.revision for endpoint in endpoints})
         if any(view.ready for view in endpoints):
@@ -147,7 +130,7 @@ class PoolState:
         self, call: Call, adapter: str, tried: frozenset[str], waiter: Waiter, now: float
     ) -> Decision | None:
         """Admit, hold or shed; a repeated attempt was admitted before and is not judged again."""
-        request = self.make_request(call, adapter)
+        request = self.requests.make(call, adapter)
         excluded = tried
         if call.caller.pin:
             excluded = frozenset(view.uid for view in self.router.endpoints if view.uid != call.caller.pin)
@@ -198,7 +181,7 @@ class PoolState:
         self, call: Call, adapter: str, target: Target, tried: frozenset[str], now: float
     ) -> Target | None:
         """Reserve a second replica; None for no. The tenant's budget holds the request already."""
-        request = self.make_request(call, adapter)
+        request = self.requests.make(call, adapter)
         choice = self.router.choose(request, now, excluded=tried)
         view = self._view(choice, request, now)
         saturated = is_saturated(view, self._find_class(request.traffic_class), self._flow)
@@ -228,6 +211,7 @@ class PoolState:
             hint = max(1, math.ceil(self.queue.num_tokens / max(1.0, self._compute_speed())))
             return make_refusal(self.spec, Verdict(Action.SHED, full, min(120, hint)))
         self._waiting[waiting.call.id] = waiting
+        self._tell_holds()
         return None
 
     def first_byte(self, target: Target, now: float, *, stream: bool) -> None:
@@ -241,6 +225,7 @@ class PoolState:
         """A held request's client left."""
         self.queue.remove(call.id)
         self._waiting.pop(call.id, None)
+        self._tell_holds()
 
     def pump(self, now: float) -> None:
         """Bind held requests while the fleet has room for the one whose turn it is."""
@@ -252,6 +237,7 @@ class PoolState:
                 pass
         finally:
             self._pumping = False
+            self._tell_holds()
 
     def _pump_one(self, now: float) -> bool:
         held = self.queue.peek(now)
@@ -275,6 +261,7 @@ class PoolState:
             view = self._view(choice, waiting.request, now)
             verdict = decide_expired(view, self._find_class(held.traffic_class), self._flow)
             waiting.waiter(self._shed(verdict, choice))
+        self._tell_holds()
 
     # Attempts.
 
@@ -297,9 +284,7 @@ class PoolState:
         usage = record.usage
         prompt_tokens = self._prompt_tokens.pop(call.id, 0)
         if usage is not None:
-            self.estimator.observe(
-                num_bytes=len(call.body.prompt) + len(call.body.template), prompt_tokens=usage.prompt_tokens
-            )
+            self.requests.learn(call, usage.prompt_tokens)
         else:
             usage = estimate_usage(record, prompt_tokens)
         self.budgets.settle(call.id, usage.prompt_tokens + usage.output_tokens if usage else 0, now)
@@ -321,6 +306,21 @@ class PoolState:
         """It ended."""
         self.budgets.release_remote(reservation.tenant, reservation.reserved_at)
 
+    def peer_held(self, origin: str, num_held: int, tokens: int) -> None:
+        """Another gateway holds so much now: requests here may not pass it."""
+        if num_held:
+            self._peer_holds[origin] = (num_held, tokens)
+        else:
+            self._peer_holds.pop(origin, None)
+
+    def _tell_holds(self) -> None:
+        self.router.note_held(len(self.queue), self.queue.num_tokens)
+
+    @property
+    def num_held(self) -> int:
+        """Requests held by all gateways."""
+        return len(self.queue) + sum(num_held for num_held, _ in self._peer_holds.values())
+
     def judge(self, now: float) -> None:
         """Eject failing replicas, within the cap."""
         ready = [view.uid for view in self.router.endpoints if view.ready and not view.cordoned]
@@ -330,45 +330,6 @@ class PoolState:
         self.verdict = verdict
 
     # Views.
-
-    def make_request(self, call: Call, adapter: str) -> RequestView:
-        """The request as routing sees it."""
-        body, tenant = call.body, call.caller.tenant
-        scope = self._find_scope(adapter, make_namespace(tenant, body.cache_salt))
-        limit = body.max_output_tokens
-        expected = _DEFAULT_OUTPUT_TOKENS if limit is None else min(limit, _DEFAULT_OUTPUT_TOKENS)
-        return RequestView(
-            request_id=call.id,
-            prompt=self._fit(make_prompt_keys(body, scope, self.estimator.bytes_per_token)),
-            max_output_tokens=limit,
-            expected_output_tokens=expected * body.num_choices,
-            traffic_class=body.service_tier
-            if body.service_tier in self._classes
-            else self.spec.default_class,
-            tenant=tenant,
-            session=xxhash.xxh3_64_intdigest(call.session) if call.session else None,
-            adapter=adapter,
-        )
-
-    def _find_scope(self, adapter: str, namespace: str) -> KeyScope:
-        scope = self._scopes.get((adapter, namespace))
-        if scope is None:
-            if len(self._scopes) >= _MAX_SCOPES:
-                self._scopes.clear()  # salts are the clients' to choose
-            scope = KeyScope(
-                model=self.spec.model,
-                block_tokens=self._block_tokens,
-                adapter=adapter,
-                namespace=namespace,
-            )
-            self._scopes[adapter, namespace] = scope
-        return scope
-
-    def _fit(self, prompt: PromptKeys) -> PromptKeys:
-        """A prompt that seems too long for every replica goes to the largest, which knows and says so exactly."""
-        if self._capacity is None or prompt.num_tokens < self._capacity:
-            return prompt
-        return msgspec.structs.replace(prompt, num_tokens=max(1, self._capacity - 1))
 
     def _view(self, choice: Choice, request: RequestView, now: float) -> PoolView:
         best = min(choice.scores, key=lambda score: score.queue_seconds, default=None)
@@ -381,8 +342,8 @@ class PoolState:
             tokens_per_second=sum(score.tokens_per_second for score in choice.scores),
             starting=self.spec.cold_start_hold_seconds > 0 or self.spec.may_be_zero,
             start_seconds_left=self._find_start_left(now) if not choice.scores else None,
-            num_held=len(self.queue),
-            held_tokens=self.queue.num_tokens,
+            num_held=self.num_held,
+            held_tokens=self.queue.num_tokens + sum(tokens for _, tokens in self._peer_holds.values()),
             gated=self.queue.is_gated(self._find_class(request.traffic_class)),
         )
 

@@ -390,7 +390,7 @@ class GatewayProcess:
             ),
             report=lambda: AdminAnswer(200, self._vitals.report),
             probe=self._send_probe,
-            state=lambda: AdminAnswer(200, self._vitals.state),
+            state=lambda: AdminAnswer(200 if self._vitals.state else 503, self._vitals.state),
         )
 
 

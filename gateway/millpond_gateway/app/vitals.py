@@ -21,7 +21,7 @@ class Vitals:
         self.max_view_age_seconds = float("inf")
         """Past two resyncs the view is called stale."""
         self.report = b"{}"
-        self.state = b"{}"
+        self.state = b""
         """Of a worker, for its supervisor."""
         self.models: dict[str, str] = {}
         """Model by pool name, for probes."""

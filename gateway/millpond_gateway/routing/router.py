@@ -54,6 +54,10 @@ class DecisionSink(Protocol):
         """The reservation ended."""
 
 
+    def hold(self, pool: str, num_held: int, tokens: int) -> None:
+        """So much is held now."""
+
+
 class PeerObserver(Protocol):
     """Who is told of peers' requests; a tenant's limits count them too."""
 
@@ -62,6 +66,9 @@ class PeerObserver(Protocol):
 
     def peer_released(self, reservation: Reservation) -> None:
         """It ended."""
+
+    def peer_held(self, origin: str, num_held: int, tokens: int) -> None:
+        """Another gateway process holds so much now."""
 
 
 class Router:
@@ -85,6 +92,7 @@ class Router:
         self._next_id = 0
         self._sink: DecisionSink | None = None
         self._observer: PeerObserver | None = None
+        self._told_held = (0, 0)
         self._partition_gateways = 1
 
     @property
@@ -235,6 +243,17 @@ class Router:
             self.index.audit(reservation, prompt_tokens=usage.prompt_tokens, real=usage.cached_tokens)
         return True
 
+    def note_held(self, num_held: int, tokens: int) -> None:
+        """Tell peers what this process holds, so that nobody passes it elsewhere."""
+        if self._sink is not None and self._told_held != (num_held, tokens):
+            self._told_held = (num_held, tokens)
+            self._sink.hold(self.pool, num_held, tokens)
+
+    def apply_hold(self, origin: str, num_held: int, tokens: int) -> None:
+        """A peer holds so much now."""
+        if self._observer is not None:
+            self._observer.peer_held(origin, num_held, tokens)
+
     def apply_reserve(self, origin: str, reservation: Reservation, keys: Sequence[int], now: float) -> bool:
         """Book a peer's decision; False when it is booked already or is about an engine's former life."""
         endpoint = self._endpoints.get(reservation.uid)
@@ -275,6 +294,7 @@ class Router:
         if self._observer is not None:
             for reservation in dropped:
                 self._observer.peer_released(reservation)
+            self._observer.peer_held(origin, 0, 0)
         return len(dropped)
 
     def replica_load(self, uid: str) -> ReplicaLoad:

@@ -24,6 +24,7 @@ from millpond_gateway.routing.wire import (
     Digest,
     FirstToken,
     FullState,
+    Held,
     Message,
     OpenReservation,
     Release,
@@ -119,6 +120,8 @@ class SharedDecisions:
         self._routers: dict[str, Router] = {}
         self._log = _Log()
         self._open: dict[tuple[str, int], tuple[Reserve, bool]] = {}
+        self._holds: dict[str, Held] = {}
+        self._changed_holds: set[str] = set()
         self._peers: dict[str, _Peer] = {}
         self._num_applied = 0
         self._num_duplicates = 0
@@ -158,6 +161,8 @@ class SharedDecisions:
             router.set_sink(None)
         for key in [key for key in self._open if key[0] == pool]:
             self.release(*key)
+        self._holds.pop(pool, None)
+        self._changed_holds.discard(pool)
 
     # Own decisions, called by the routers.
 
@@ -179,10 +184,18 @@ class SharedDecisions:
         if self._open.pop((pool, reservation_id), None) is not None:
             self._log.append(Release(pool, reservation_id))
 
+    def hold(self, pool: str, num_held: int, tokens: int) -> None:
+        """Tell peers what is held here; only the newest of a batch goes out."""
+        self._holds[pool] = Held(pool, num_held, tokens)
+        self._changed_holds.add(pool)
+
     # To the peers.
 
     def flush(self) -> list[bytes]:
         """Batches with all decisions since the last flush, for every peer."""
+        for pool in sorted(self._changed_holds):
+            self._log.append(self._holds[pool])
+        self._changed_holds.clear()
         first = self._log.num_sent
         decisions = self._log.take_unsent()
         return [encode_message(batch) for batch in split_batches(self.origin, self.epoch, first, decisions)]
@@ -308,6 +321,8 @@ class SharedDecisions:
             self._apply(state.origin, entry.reserve, now)
             if entry.decoding:
                 self._apply(state.origin, FirstToken(entry.reserve.pool, entry.reserve.id), now)
+        for held in state.holds:
+            self._apply(state.origin, held, now)
         peer.synced = state.final
         peer.next_sequence = state.next_sequence
         return []
@@ -319,6 +334,8 @@ class SharedDecisions:
         if isinstance(decision, Reserve):
             reservation = make_reservation(decision, now)
             router.apply_reserve(origin, reservation, unpack_keys(decision.keys), now)
+        elif isinstance(decision, Held):
+            router.apply_hold(origin, decision.num_held, decision.tokens)
         elif isinstance(decision, FirstToken):
             router.apply_first_token(origin, decision.id, now)
         else:
@@ -351,6 +368,7 @@ class SharedDecisions:
                 start == 0,
                 start == starts[-1],
                 tuple(entries[start : start + size]),
+                tuple(self._holds.values()) if start == 0 else (),
             )
             for start in starts
         ]

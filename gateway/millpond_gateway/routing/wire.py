@@ -73,7 +73,20 @@ class Release(msgspec.Struct, frozen=True, array_like=True, tag="e", gc=False):
         return 16 + len(self.pool)
 
 
-Decision = Reserve | FirstToken | Release
+class Held(msgspec.Struct, frozen=True, array_like=True, tag="h", gc=False):
+    """What one origin holds of a pool's requests now, not yet bound to a replica."""
+
+    pool: str
+    num_held: int
+    tokens: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Approximate size on the wire."""
+        return 24 + len(self.pool)
+
+
+Decision = Reserve | FirstToken | Release | Held
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag="B"):
@@ -128,6 +141,7 @@ class FullState(msgspec.Struct, frozen=True, array_like=True, tag="S"):
     first_part: bool
     final: bool
     reservations: tuple[OpenReservation, ...]
+    holds: tuple[Held, ...] = ()
 
 
 Message = Batch | Digest | AskRange | FullState

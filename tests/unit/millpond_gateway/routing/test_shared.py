@@ -5,6 +5,7 @@ from tests.support.routing import make_cold, make_endpoints, make_keys, make_req
 
 from millpond_gateway.routing.records import Reservation
 from millpond_gateway.routing.router import Router
+from millpond_gateway.routing.settings import RoutingSettings
 from millpond_gateway.routing.shared import LOG_BYTES, SharedDecisions
 from millpond_gateway.routing.wire import (
     BATCH_BYTES,
@@ -233,6 +234,8 @@ def test_peers_requests_are_told_to_the_observer() -> None:
         def peer_released(self, reservation: Reservation) -> None:
             self.open.remove((reservation.tenant, reservation.id))
 
+        def peer_held(self, origin: str, num_held: int, tokens: int) -> None: ...
+
     a, b = Node("a"), Node("b")
     observer = Observer()
     b.router.set_observer(observer)
@@ -265,3 +268,39 @@ def test_what_a_full_state_contained_is_skipped_in_the_batch_that_follows() -> N
     b.hears(a, a.shared.flush(), 0.1)
     assert b.queued() == a.queued()
     assert (b.shared.counts.num_duplicates, b.shared.counts.num_applied) == (3, 1)
+
+
+def test_what_is_held_is_told_with_the_next_batch_and_in_the_full_state_and_dies_with_its_origin() -> None:
+    told: dict[str, tuple[int, int]] = {}
+
+    class Observer:
+        def peer_reserved(self, reservation: Reservation) -> None: ...
+
+        def peer_released(self, reservation: Reservation) -> None: ...
+
+        def peer_held(self, origin: str, num_held: int, tokens: int) -> None:
+            told[origin] = (num_held, tokens)
+
+    here, there, late = (SharedDecisions(origin=name, epoch=number) for number, name in enumerate("abc"))
+    own = Router("p", RoutingSettings(), seed=1)
+    here.attach(own)
+    for shared in (there, late):
+        router = Router("p", RoutingSettings(), seed=1)
+        router.set_observer(Observer())
+        shared.attach(router)
+    for num_held in (1, 2, 3):
+        own.note_held(num_held, 100 * num_held)
+    messages = here.flush()
+    assert len(messages) == 1
+    there.receive(messages[0], 0.0)
+    assert told.pop("a") == (3, 300)
+    own.note_held(3, 300)
+    assert here.flush() == []  # nothing new
+    own.note_held(4, 400)
+    here.flush()
+    (question,) = late.receive(here.heartbeat()[-1], 0.0)
+    for answer in here.receive(question.data, 0.0):
+        late.receive(answer.data, 0.0)
+    assert told.pop("a") == (4, 400)
+    late.expire(100.0)
+    assert told.pop("a") == (0, 0)
