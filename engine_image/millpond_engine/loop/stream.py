@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -65,6 +66,9 @@ class RequestStream:
         self._items: deque[Delivery] = deque()
         self._num_unread = 0
         self._ready = asyncio.Event()
+        self._broken = False
+        self.on_broken: Callable[[], None] | None = None
+        """Called in the event loop when news has come that ends a request early: nobody should wait any longer."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -76,11 +80,14 @@ class RequestStream:
         with self._lock:
             self._items.append(delivery)
             self._num_unread += delivery.num_tokens
+            self._broken |= delivery.end is not None and delivery.end.kind is not EndKind.FINISHED
             return self._num_unread <= self._max_unread_tokens
 
     def wake(self) -> None:
         """Let the reader look; called in the event loop."""
         self._ready.set()
+        if self._broken and self.on_broken is not None:
+            self.on_broken()
 
     async def get(self) -> Delivery:
         """Next news, waiting for it."""

@@ -23,6 +23,9 @@ from millpond_engine.server.usage import make_usage
 
 log = structlog.get_logger(__name__)
 
+_LAST_SECONDS = 2.0
+"""Time for a client to take the error that ends its stream."""
+
 
 class Renderer(Protocol):
     """The form of one endpoint's answers. Indices count choices over all prompts."""
@@ -205,6 +208,7 @@ class _StreamedAnswer:
     async def _generate(self) -> None:
         answer = self._answer
         with _submit(self._context, answer.call) as generation:
+            generation.when_broken(self._hurry)
             while generation.open:
                 delivery = await generation.get()
                 chunks = [
@@ -216,6 +220,11 @@ class _StreamedAnswer:
                     await self._write(b"".join(chunks))
                 _close_when_done(generation, answer, delivery)
         await self._finish()
+
+    def _hurry(self) -> None:
+        """The engine has given the request up: a client that takes nothing is not waited for as long as before."""
+        if self._events is not None:
+            self._events.hurry(_LAST_SECONDS)
 
     async def _write(self, data: bytes) -> None:
         if self._events is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -78,6 +78,10 @@ class Generation:
         for request_id in self._open:
             self._stream.put(Delivery(request_id, self._received_at, end=end))
         self._stream.wake()
+
+    def when_broken(self, call: Callable[[], None]) -> None:
+        """Call this in the event loop when a request is ended early, also while its handler is busy."""
+        self._stream.on_broken = call
 
     @property
     def open(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import msgspec
@@ -35,6 +36,7 @@ class EventStream:
     def __init__(self, response: web.StreamResponse, slow_reader_seconds: float) -> None:
         self._response = response
         self._seconds = slow_reader_seconds
+        self._pending: asyncio.Timeout | None = None
 
     @classmethod
     async def open(cls, request: web.Request, slow_reader_seconds: float) -> EventStream:
@@ -55,8 +57,18 @@ class EventStream:
             TimeoutError: the client took nothing for too long.
             ConnectionError: it has gone.
         """
-        async with asyncio.timeout(self._seconds):
-            await self._response.write(data)
+        try:
+            async with asyncio.timeout(self._seconds) as self._pending:
+                await self._response.write(data)
+        finally:
+            self._pending = None
+
+    def hurry(self, seconds: float) -> None:
+        """Give the client at most this long from now on for what it is being sent."""
+        self._seconds = min(self._seconds, seconds)
+        latest = asyncio.get_running_loop().time() + self._seconds
+        if self._pending is not None and latest < (self._pending.when() or math.inf):
+            self._pending.reschedule(latest)
 
     async def end(self, data: bytes) -> None:
         """Send the last bytes and end the body."""
