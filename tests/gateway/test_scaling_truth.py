@@ -29,6 +29,8 @@ AT_ZERO = PoolView(
     name=ASLEEP, model=ASLEEP, may_be_zero=True, cold_start_hold_seconds=20.0, start_seconds=240.0
 )
 NUM_CLIENTS = 600
+REPORT_SECONDS = 2.0
+"""A report is renewed now and then; this is longer."""
 
 
 def make_body(model: str) -> bytes:
@@ -86,6 +88,7 @@ async def test_op_057_clients_cut_at_once_leave_true_zeros_and_the_count_falls(
     async with asyncio.timeout(30):
         while engine.num_open or gateway.process.relay.num_requests or gateway.count_reserved():
             await asyncio.sleep(0.05)
+    await asyncio.sleep(REPORT_SECONDS)
     for pool in (await fetch_pools(gateway)).values():
         assert (pool.held_requests, pool.held_tokens, pool.queued_tokens) == (0, 0, 0)
         assert [(e.open_requests, e.uncached_tokens) for e in pool.endpoints] in ([], [(0, 0)])
@@ -129,7 +132,7 @@ async def test_op_066_a_restarted_gateway_holds_for_a_pool_at_zero_and_all_answe
         gateway.process.world.set_pools([AT_ZERO], source="pools")
     held = [asyncio.create_task(ask(gateway, make_request(body))) for gateway in gateways]
     async with asyncio.timeout(10):
-        while not all((await fetch_pools(g))[ASLEEP].held_requests == 1 for g in gateways):
+        while {(await fetch_pools(g))[ASLEEP].held_requests for g in gateways} != {1}:
             await asyncio.sleep(0.02)
     for task in held:
         task.cancel()
