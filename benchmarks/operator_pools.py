@@ -26,6 +26,7 @@ PLURAL = ("millpond.dev", "v1alpha1")
 MEMORY_GOAL = 512.0
 CALLS_GOAL = 1.0
 _CREATORS = 4
+_SETTLED = (("True", "Answering"), ("False", "ScaledToZero"))
 _WRITES = ("apply", "create", "patch", "delete", "update")
 
 
@@ -35,10 +36,14 @@ class Outcome:
 
     num_pools: int
     converge_seconds: float
-    """From the first pool's creation until all are Ready."""
+    """From the first pool's creation until all are Ready (or at zero replicas, where that is asked)."""
     restart_seconds: float
     """From a new process until every pool was looked at."""
     restart_writes: int
+    calls_per_pool: float
+    """To the API server, until all were settled."""
+    cpu_per_pool: float
+    """Seconds of the operator, until all were settled."""
     calls_per_pool_minute: float
     idle_cpu_percent: float
     """Of one core."""
@@ -51,9 +56,10 @@ def main() -> None:
     """Measure, print, write the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pools", type=int, default=1000)
+    parser.add_argument("--zeros", type=int, default=0, help="how many of them have no replica")
     parser.add_argument("--namespaces", type=int, default=10)
     parser.add_argument("--idle-seconds", type=float, default=60.0)
-    parser.add_argument("--limit-seconds", type=float, default=280.0, help="for the pools to become Ready")
+    parser.add_argument("--limit-seconds", type=float, default=280.0, help="for the pools to settle")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
     with use_cluster() as kubeconfig, contextlib.ExitStack() as stack:
@@ -76,11 +82,14 @@ def measure(kubeconfig: Path, namespaces: list[str], arguments: argparse.Namespa
     num = arguments.pools
     with run_operator(kubeconfig) as first:
         started = time.monotonic()
-        create_pools(kubeconfig, namespaces, num)
+        create_pools(kubeconfig, namespaces, num, arguments.zeros)
         print(f"{num} pools created after {time.monotonic() - started:.0f} s", flush=True)
-        wait_until_ready(kubeconfig, num, first, arguments.limit_seconds)
+        wait_until_settled(kubeconfig, num, first, arguments.limit_seconds)
         converged = time.monotonic() - started
-        print(f"all Ready after {converged:.0f} s", flush=True)
+        print(f"all settled after {converged:.0f} s", flush=True)
+        spent = {"calls": count_calls(first), "cpu": first.read_cpu_seconds()}
+        for (verb, kind), count in sorted(first.count_calls().items(), key=lambda entry: -entry[1])[:16]:
+            print(f"  {verb:7} {kind:24} {count / num:6.2f} calls a pool")
         time.sleep(15)
         calls, cpu = measure_idle(first, arguments.idle_seconds)
         memory, peak = first.read_memory()
@@ -99,6 +108,8 @@ def measure(kubeconfig: Path, namespaces: list[str], arguments: argparse.Namespa
         converge_seconds=converged,
         restart_seconds=restarted,
         restart_writes=writes,
+        calls_per_pool=spent["calls"] / num,
+        cpu_per_pool=spent["cpu"] / num,
         calls_per_pool_minute=calls / num / (arguments.idle_seconds / 60),
         idle_cpu_percent=100 * cpu / arguments.idle_seconds,
         memory=memory,
@@ -117,12 +128,12 @@ def run_operator(kubeconfig: Path) -> Iterator[OperatorProcess]:
         operator.stop()
 
 
-def create_pools(kubeconfig: Path, namespaces: list[str], num: int) -> None:
-    """Create them as fast as the API server takes them, one namespace after another."""
+def create_pools(kubeconfig: Path, namespaces: list[str], num: int, zeros: int) -> None:
+    """Create them as fast as the API server takes them, the namespaces in turn."""
     api = client.CustomObjectsApi(connect(kubeconfig))
 
     def create(number: int) -> None:
-        body: dict[str, Any] = make_pool(f"pool-{number}")
+        body: dict[str, Any] = make_pool(f"pool-{number}", replicas=int(number >= zeros))
         namespace = namespaces[number % len(namespaces)]
         api.create_namespaced_custom_object(
             *PLURAL, namespace, "inferencepools", body, _preload_content=False
@@ -132,23 +143,23 @@ def create_pools(kubeconfig: Path, namespaces: list[str], num: int) -> None:
         list(creators.map(create, range(num)))
 
 
-def wait_until_ready(kubeconfig: Path, num: int, operator: OperatorProcess, limit: float) -> None:
-    """Wait for Ready on every pool."""
+def wait_until_settled(kubeconfig: Path, num: int, operator: OperatorProcess, limit: float) -> None:
+    """Wait until every pool is as it should be."""
     api = client.CustomObjectsApi(connect(kubeconfig))
     deadline = time.monotonic() + limit
-    while (ready := count_ready(api)) < num:
+    while (settled := count_settled(api)) < num:
         if time.monotonic() > deadline:
             raise SystemExit(
-                f"{ready} of {num} pools are Ready after {limit:.0f} s; {operator.read_memory()[0]:.0f} MiB"
+                f"{settled} of {num} pools are settled after {limit:.0f} s; {operator.read_memory()[0]:.0f} MiB"
             )
         time.sleep(2.0)
 
 
-def count_ready(api: client.CustomObjectsApi) -> int:
-    """Pools that are Ready now."""
+def count_settled(api: client.CustomObjectsApi) -> int:
+    """Pools that are as they should be: Ready, or without a replica."""
     items = api.list_cluster_custom_object(*PLURAL, "inferencepools")["items"]
     conditions = [c for item in items for c in (item.get("status") or {}).get("conditions") or ()]
-    return sum(1 for c in conditions if c["type"] == "Ready" and c["status"] == "True")
+    return sum(1 for c in conditions if c["type"] == "Ready" and (c["status"], c["reason"]) in _SETTLED)
 
 
 def measure_idle(operator: OperatorProcess, seconds: float) -> tuple[int, float]:
@@ -180,8 +191,10 @@ def make_figures(outcome: Outcome) -> list[Figure]:
             "calls_per_idle_pool_and_minute", calls, "1", goal=f"<= {CALLS_GOAL:g}", met=calls <= CALLS_GOAL
         ),
         Figure("idle_cpu", outcome.idle_cpu_percent, "% of a core"),
-        Figure("create_to_all_ready", outcome.converge_seconds, "s"),
-        Figure("create_to_all_ready_per_pool", outcome.converge_seconds / num * 1000, "ms"),
+        Figure("create_to_all_settled", outcome.converge_seconds, "s"),
+        Figure("create_to_all_settled_per_pool", outcome.converge_seconds / num * 1000, "ms"),
+        Figure("calls_per_pool_until_settled", outcome.calls_per_pool, "1"),
+        Figure("cpu_per_pool_until_settled", outcome.cpu_per_pool * 1000, "ms"),
         Figure("restart_to_all_looked_at", outcome.restart_seconds, "s"),
         Figure(
             "writes_after_restart", outcome.restart_writes, "1", goal="0", met=outcome.restart_writes == 0

@@ -153,6 +153,9 @@ def serve_gateways(node: FakeNode) -> ThreadingHTTPServer:
         daemon_threads = True
         request_queue_size = 128
 
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """The operator may end while a connection is open."""
+
     server = Server(("0.0.0.0", ports.GATEWAY_ADMIN), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server
