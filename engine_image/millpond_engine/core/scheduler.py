@@ -117,12 +117,12 @@ class Scheduler:
     def _check_queue(self, request: Request) -> Refusal | None:
         """Refuse when the queue is full, with the time its tokens take at the measured speed."""
         settings, queue, speed = self._state.settings, self._state.queue, self._state.prefill_speed
-        tokens = queue.num_tokens + len(request.prompt)
-        if len(queue) < settings.max_queued_requests and (
-            tokens <= settings.max_queued_tokens or not len(queue)
+        full = len(queue) >= settings.max_queued_requests
+        if not full and (
+            not len(queue) or queue.num_tokens + len(request.prompt) <= settings.max_queued_tokens
         ):
             return None
         limits = f"{settings.max_queued_requests} and {settings.max_queued_tokens}"
         message = f"{len(queue)} requests with {queue.num_tokens} tokens wait (limits {limits})"
         delay = queue.num_tokens / speed if speed else None
-        return Refusal(request.request_id, RefusalReason.OVERLOADED, message, delay)
+        return Refusal(request.request_id, RefusalReason.OVERLOADED, message, delay, not full)

@@ -54,7 +54,7 @@ class Courier:
         kept_up = live.stream.put(delivery)
         self._to_wake.append(live.stream)
         if delivery.end is not None:
-            live.ended = True
+            live.ended, live.refusal = True, delivery.end.refusal
         elif not kept_up:
             self._abort(live.request.request_id)
             live.ended = True

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from millpond_engine.loop.stream import RequestStream
 from millpond_engine.records.outputs import PromptOutput, SequenceOutput
-from millpond_engine.records.request import Request
+from millpond_engine.records.request import Refusal, Request
 
 
 @dataclass(slots=True)
@@ -33,6 +33,8 @@ class LiveRequest:
     num_preemptions: int = 0
     ended: bool = False
     """Its stream has its last news; the handler has not closed it yet."""
+    refusal: Refusal | None = None
+    """Of the scheduler, when that was the last news."""
 
     @property
     def num_tokens(self) -> int:

@@ -21,7 +21,7 @@ from millpond_engine.records.outputs import (
     PromptOutput,
     SequenceOutput,
 )
-from millpond_engine.records.request import PreemptionMode, Request
+from millpond_engine.records.request import PreemptionMode, Refusal, Request
 
 DEFAULT_CLASSES = ("interactive", "agent", "batch")
 
@@ -72,13 +72,17 @@ class Recorder:
 
     # -- requests
 
-    def refuse(self, class_name: str, tenant: str, code: str) -> None:
+    def refuse(self, class_name: str, tenant: str, code: str, refusal: Refusal | None = None) -> None:
         """Book a refusal: its outcome, its code and, when the queue was full, vLLM's counter of it."""
         who = self.label_class(class_name), self.label_tenant(tenant)
         self.own.add("requests_total", 1, *who, "refused")
         self.own.add("refusals_total", 1, *who, code)
         if code == ErrorCode.OVERLOADED:
-            self.vllm.add("admission_rejections_total", 1, m.VLLM_ADMISSION_REASONS[0])
+            self.vllm.add(
+                "admission_rejections_total",
+                1,
+                m.VLLM_ADMISSION_REASONS[refusal is not None and refusal.full_by_tokens],
+            )
 
     def finish(self, live: LiveRequest, outcome: str, now: float) -> None:
         """Book the one outcome of a request that was queued, and its histograms."""

@@ -315,7 +315,7 @@ class EngineThread:
             self._progress = True
         if close.outcome == "refused":
             code = close.refusal_code or ErrorCode.INVALID_VALUE.value
-            self.recorder.refuse(live.request.class_name, live.request.tenant, code)
+            self.recorder.refuse(live.request.class_name, live.request.tenant, code, live.refusal)
         else:
             self.recorder.finish(live, close.outcome, self._clock())
 

@@ -106,6 +106,8 @@ class Refusal:
     reason: RefusalReason
     message: str
     retry_after_seconds: float | None = None
+    full_by_tokens: bool = False
+    """The queue was full by its tokens, not by its requests."""
 
 
 class WaitReason(StrEnum):

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.support.engine_server import Running, Setup, run_engine
 
@@ -360,3 +361,29 @@ async def test_cost_is_device_time_times_the_price() -> None:
             cost = total(samples, "millpond_engine_cost_total", tenant=tenant, currency="EUR")
             assert abs(cost - seconds / 1000) < 1e-9
         assert total(samples, "millpond_engine_cost_total", tenant="acme") > 0.1 / 1000
+
+
+@pytest.mark.parametrize(
+    ("scheduling", "reason"),
+    [
+        (SchedulingConfig(max_sequences=1, max_queued_requests=1), "max_num_queued_reqs"),
+        (SchedulingConfig(max_sequences=1, max_queued_tokens=50), "max_num_queued_tokens"),
+    ],
+)
+async def test_a_full_queue_is_counted_by_the_bound_that_was_met(
+    scheduling: SchedulingConfig, reason: str
+) -> None:
+    setup = Setup(scheduling=scheduling, cost=CostModel(decode_step_seconds=0.02), output_tokens=200)
+    async with run_engine(setup) as engine:
+        thread = engine.context.thread
+        tasks = [asyncio.create_task(engine.complete(prompt="a" * 40, max_tokens=60))]
+        await engine.wait_for(lambda: thread.snapshot.counts.num_running == 1)
+        tasks.append(asyncio.create_task(engine.complete(prompt="b" * 40, max_tokens=2)))
+        await engine.wait_for(lambda: thread.snapshot.counts.num_waiting == 1)
+        status, answer = await engine.post("/v1/completions", {"prompt": "c" * 40, "max_tokens": 2})
+        assert (status, answer["error"]["code"]) == (503, "overloaded")
+        await asyncio.gather(*tasks)
+        await engine.settle()
+        samples = await scrape(engine)
+        assert total(samples, "vllm:admission_rejections_total", reason=reason) == 1
+        assert total(samples, "vllm:admission_rejections_total") == 1
