@@ -13,6 +13,7 @@ from tests.gateway.wire import STREAM_BODY, ask, make_request, talk
 
 from millpond_common.contract.gateway_report import GatewayReport, ProbeResult, RevisionReport
 from millpond_gateway.flow.outliers import Evidence
+from millpond_gateway.routing.records import PromptKeys, RequestView
 
 
 async def test_health_and_readiness(make_engine: MakeEngine, make_gateway: MakeGateway) -> None:
@@ -163,6 +164,10 @@ async def test_op_034_the_report_counts_each_revision_apart(
     assert counted["bad"].ttft_counts == ()
 
 
+def make_view(number: int) -> RequestView:
+    return RequestView(request_id=str(number), prompt=PromptKeys(num_tokens=10))
+
+
 async def test_a_pool_with_more_failing_replicas_than_may_be_ejected_says_so_and_routes_on(
     make_engine: MakeEngine, make_gateway: MakeGateway
 ) -> None:
@@ -179,8 +184,11 @@ async def test_a_pool_with_more_failing_replicas_than_may_be_ejected_says_so_and
 
     await until("0.0")
     for engine in engines[:2]:
+        engine.script.die_before_head = True  # the gateway's own probes fail as well
         for client in "abcdef":
             state.outliers.note(engine.address, Evidence.FAULT, client=client, now=now)
     await until("1.0")
     assert len(state.verdict.ejected) == 1
-    assert (await ask(gateway, make_request())).status == 200
+    failing = {engine.address for engine in engines[:2]} - state.verdict.ejected
+    choices = {state.router.choose(make_view(number), now).endpoint for number in range(200)}
+    assert failing < {choice.uid for choice in choices if choice is not None}

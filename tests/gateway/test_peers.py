@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 
+import msgspec
 from tests.fixtures.gateway import MODEL, FakeEngine, MakeEngine, MakeGateway, RunningGateway, Script
 from tests.gateway.wire import ask, make_request, talk
 
 from millpond_gateway.app.peers import PeerLink
 from millpond_gateway.flow.records import FlowSettings
+from millpond_gateway.world.records import PoolTenant
 
 
 def find_port() -> int:
@@ -159,3 +161,34 @@ async def test_what_one_gateway_holds_the_other_does_not_pass(
     async with asyncio.timeout(2):
         while other.num_held:
             await asyncio.sleep(0.01)
+
+
+async def test_a_tenants_limits_hold_over_all_gateways(
+    make_engine: MakeEngine, make_gateway: MakeGateway
+) -> None:
+    engine = await make_engine(script=Script(num_chunks=4, first_seconds=0.4))
+    gateways = await start_pair(make_gateway, engine)
+    tenant = PoolTenant(name="acme", key_secret="keys", max_concurrency=2, tokens_per_minute=2000)
+    for gateway in gateways:
+        pool = gateway.process.world.snapshot.pools[MODEL]
+        gateway.process.world.put_pool(msgspec.structs.replace(pool, tenants=(tenant,)))
+        gateway.process.fleet.keys.replace({"acme": [b"sesame"]})
+    here, there = gateways
+    body = b'{"model": "tiny", "prompt": "hello", "max_tokens": 100}'
+    request = make_request(body, extra=("Authorization: Bearer sesame",))
+    running = [asyncio.create_task(ask(here, request)) for _ in range(2)]
+    async with asyncio.timeout(5):
+        while len(engine.seen) < 2:
+            await asyncio.sleep(0.005)
+    await asyncio.sleep(0.05)
+    refused = await ask(there, request)
+    assert (refused.status, refused.code) == (429, "tenant_concurrency")
+    assert [answer.status for answer in await asyncio.gather(*running)] == [200, 200]
+    await asyncio.sleep(0.05)
+    now = asyncio.get_running_loop().time()
+    levels = [gateway.process.fleet.pools[MODEL].budgets.level("acme", now) for gateway in gateways]
+    used = 2 * (11 + 4)
+    for level in levels:
+        assert level is not None
+        assert 2000 - used - 1 <= level <= 2000  # both were given back what was not used
+    assert (await ask(there, request)).status == 200

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -107,7 +107,12 @@ class PoolState:
         self.router.set_settings(make_routing_settings(spec))
         self._flow = msgspec.structs.replace(self._flow, cold_start_hold_seconds=spec.cold_start_hold_seconds)
         tenants = [
-            TenantPolicy(name=entry.name, weight=entry.weight, max_concurrency=entry.max_concurrency)
+            TenantPolicy(
+                name=entry.name,
+                weight=entry.weight,
+                max_concurrency=entry.max_concurrency,
+                tokens_per_minute=entry.tokens_per_minute,
+            )
             for entry in spec.tenants
         ]
         self._classes = {entry.name: make_class_policy(entry) for entry in spec.classes}
@@ -302,19 +307,22 @@ class PoolState:
         tokens = reservation.uncached_tokens + reservation.cached_tokens + reservation.output_tokens
         self.budgets.charge_remote(reservation.tenant, tokens, reservation.reserved_at)
 
-    def peer_released(self, reservation: Reservation) -> None:
-        """It ended."""
-        self.budgets.release_remote(reservation.tenant, reservation.reserved_at)
+    def peer_released(self, reservation: Reservation, used_tokens: int | None = None) -> None:
+        """It ended; where nobody counted what it used, what it had reserved stays charged."""
+        reserved = reservation.uncached_tokens + reservation.cached_tokens + reservation.output_tokens
+        unused = reserved - used_tokens if used_tokens is not None else 0
+        self.budgets.release_remote(reservation.tenant, reservation.reserved_at, unused_tokens=unused)
 
-    def peer_held(self, origin: str, num_held: int, tokens: int) -> None:
-        """Another gateway holds so much now: requests here may not pass it."""
+    def peer_held(self, origin: str, num_held: int, tokens: int, tenants: Mapping[str, int]) -> None:
+        """Another gateway holds so much now: requests here may not pass it, nor tenants their limits by it."""
+        self.budgets.set_remote_held(origin, tenants)
         if num_held:
             self._peer_holds[origin] = (num_held, tokens)
         else:
             self._peer_holds.pop(origin, None)
 
     def _tell_holds(self) -> None:
-        self.router.note_held(len(self.queue), self.queue.num_tokens)
+        self.router.note_held(len(self.queue), self.queue.num_tokens, self.queue.count_tenants)
 
     @property
     def num_held(self) -> int:

@@ -8,7 +8,7 @@ Requests of other gateway processes are charged through the shared decisions.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from millpond_gateway.flow.records import Action, FlowReason, TenantPolicy, Verdict
 
@@ -34,6 +34,7 @@ class Budgets:
         self._policies: dict[str, TenantPolicy] = {}
         self._accounts: dict[str, _Account] = {}
         self._reserved: dict[str, tuple[str, int]] = {}
+        self._remote_held: dict[str, dict[str, int]] = {}
         self.set_policies(policies)
 
     def set_policies(self, policies: Iterable[TenantPolicy]) -> None:
@@ -45,7 +46,8 @@ class Budgets:
         policy = self._policies.get(tenant)
         account = self._account(tenant, policy, now)
         if policy is not None:
-            refusal = _find_refusal(policy, account, tokens)
+            num_held = sum(tenants.get(tenant, 0) for tenants in self._remote_held.values())
+            refusal = _find_refusal(policy, account, tokens, num_held)
             if refusal is not None:
                 return refusal
             account.level -= tokens
@@ -74,10 +76,23 @@ class Budgets:
         account.num_remote_open += 1
         account.level -= tokens
 
-    def release_remote(self, tenant: str, now: float) -> None:
-        """A request of another gateway process ended."""
-        account = self._account(tenant, self._policies.get(tenant), now)
+    def release_remote(self, tenant: str, now: float, *, unused_tokens: int = 0) -> None:
+        """A request of another gateway process ended; what it had reserved and did not use comes back.
+
+        Negative: it used more than that.
+        """
+        policy = self._policies.get(tenant)
+        account = self._account(tenant, policy, now)
         account.num_remote_open = max(account.num_remote_open - 1, 0)
+        if policy is not None and policy.tokens_per_minute is not None:
+            account.level = min(account.level + unused_tokens, policy.tokens_per_minute)
+
+    def set_remote_held(self, origin: str, tenants: Mapping[str, int]) -> None:
+        """Requests that another gateway process admitted and holds: they are bound to no replica yet, and open."""
+        if tenants:
+            self._remote_held[origin] = dict(tenants)
+        else:
+            self._remote_held.pop(origin, None)
 
     def num_open(self, tenant: str) -> int:
         """Requests of the tenant that this process has open."""
@@ -114,9 +129,11 @@ class Budgets:
         }
 
 
-def _find_refusal(policy: TenantPolicy, account: _Account, tokens: int) -> Verdict | None:
+def _find_refusal(
+    policy: TenantPolicy, account: _Account, tokens: int, num_remote_held: int
+) -> Verdict | None:
     if policy.max_concurrency is not None:
-        num_open = account.num_open + account.num_remote_open
+        num_open = account.num_open + account.num_remote_open + num_remote_held
         if num_open >= policy.max_concurrency:
             return Verdict(Action.SHED, FlowReason.TENANT_CONCURRENCY, 1)
     limit = policy.tokens_per_minute

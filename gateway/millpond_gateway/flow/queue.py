@@ -105,6 +105,14 @@ class HoldQueue:
         band = self._bands.get(traffic_class)
         return 0 if band is None else band.num_held
 
+    def count_tenants(self) -> dict[str, int]:
+        """Requests held by tenant."""
+        counts: dict[str, int] = {}
+        for band in self._bands.values():
+            for tenant, queue in band.tenants.items():
+                counts[tenant] = counts.get(tenant, 0) + len(queue)
+        return counts
+
     def add(self, held: HeldRequest) -> FlowReason | None:
         """Hold a request; the reason of refusal when the queue is full or its bytes are."""
         if len(self._held) >= self._settings.max_held:

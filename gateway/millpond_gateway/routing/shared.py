@@ -10,7 +10,7 @@ reserved, since its streams died with it. Memory is bounded: the log by bytes, t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from millpond_gateway.routing.records import Reservation
 from millpond_gateway.routing.router import Router
 from millpond_gateway.routing.wire import (
     BATCH_BYTES,
+    MAX_HELD_TENANTS,
     AskRange,
     Batch,
     Decision,
@@ -179,14 +180,14 @@ class SharedDecisions:
             self._open[pool, reservation_id] = (reserve, True)
             self._log.append(FirstToken(pool, reservation_id))
 
-    def release(self, pool: str, reservation_id: int) -> None:
-        """Tell peers that the reservation ended."""
+    def release(self, pool: str, reservation_id: int, used_tokens: int | None = None) -> None:
+        """Tell peers that the reservation ended, and what it used."""
         if self._open.pop((pool, reservation_id), None) is not None:
-            self._log.append(Release(pool, reservation_id))
+            self._log.append(Release(pool, reservation_id, used_tokens))
 
-    def hold(self, pool: str, num_held: int, tokens: int) -> None:
+    def hold(self, pool: str, num_held: int, tokens: int, tenants: Mapping[str, int]) -> None:
         """Tell peers what is held here; only the newest of a batch goes out."""
-        self._holds[pool] = Held(pool, num_held, tokens)
+        self._holds[pool] = Held(pool, num_held, tokens, dict(islice(tenants.items(), MAX_HELD_TENANTS)))
         self._changed_holds.add(pool)
 
     # To the peers.
@@ -335,11 +336,11 @@ class SharedDecisions:
             reservation = make_reservation(decision, now)
             router.apply_reserve(origin, reservation, unpack_keys(decision.keys), now)
         elif isinstance(decision, Held):
-            router.apply_hold(origin, decision.num_held, decision.tokens)
+            router.apply_hold(origin, decision.num_held, decision.tokens, decision.tenants)
         elif isinstance(decision, FirstToken):
             router.apply_first_token(origin, decision.id, now)
         else:
-            router.apply_release(origin, decision.id)
+            router.apply_release(origin, decision.id, decision.used_tokens)
 
     def _ask(self, origin: str, peer: _Peer, now: float) -> list[Outgoing]:
         if now - peer.asked_at < ASK_AGAIN_SECONDS:

@@ -16,6 +16,8 @@ from millpond_gateway.routing.records import Reservation
 
 MAX_KEYS = 8192
 """Keys of one shared reserve; what lies beyond is learned from KV events."""
+MAX_HELD_TENANTS = 1024
+"""Tenants of one told hold; those beyond are limited where they are held."""
 MAX_MESSAGE_BYTES = 1 << 20
 """A longer message is refused unread."""
 BATCH_BYTES = 256 * 1024
@@ -66,6 +68,8 @@ class Release(msgspec.Struct, frozen=True, array_like=True, tag="e", gc=False):
 
     pool: str
     id: int
+    used_tokens: int | None = None
+    """Counted by the engine; None where it told nothing."""
 
     @property
     def num_bytes(self) -> int:
@@ -79,11 +83,13 @@ class Held(msgspec.Struct, frozen=True, array_like=True, tag="h", gc=False):
     pool: str
     num_held: int
     tokens: int
+    tenants: dict[str, int]
+    """Requests by tenant, at most MAX_HELD_TENANTS."""
 
     @property
     def num_bytes(self) -> int:
         """Approximate size on the wire."""
-        return 24 + len(self.pool)
+        return 24 + len(self.pool) + 24 * len(self.tenants)
 
 
 Decision = Reserve | FirstToken | Release | Held

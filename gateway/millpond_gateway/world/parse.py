@@ -83,6 +83,7 @@ def _parse_tenant(entry: Object) -> PoolTenant:
         name=entry["name"],
         weight=entry.get("weight", 1),
         max_concurrency=entry.get("maxConcurrency"),
+        tokens_per_minute=entry.get("tokensPerMinute"),
         key_secret=(entry.get("apiKeySecretRef") or {}).get("name"),
     )
 

@@ -23,6 +23,7 @@ class PoolTenant(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     weight: int = 1
     max_concurrency: int | None = None
+    tokens_per_minute: int | None = None
     key_secret: str | None = None
     """Secret whose values are the tenant's API keys."""
 

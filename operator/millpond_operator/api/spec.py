@@ -173,6 +173,8 @@ class TenantSpec(_Record, frozen=True, kw_only=True):
     name: str
     weight: int = 1
     max_concurrency: int | None = None
+    tokens_per_minute: int | None = None
+    """Kept by the gateways alone."""
     max_cache_percent: int = 100
     api_key_secret_ref: NameRef | None = None
 

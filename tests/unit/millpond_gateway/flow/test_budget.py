@@ -86,3 +86,15 @@ def test_changed_limits_apply_at_once() -> None:
     budgets.reserve("r1", "acme", 1000, now=0.0)
     budgets.set_policies([TenantPolicy(name="acme", tokens_per_minute=6000)])
     assert budgets.reserve("r2", "acme", 900, now=10.0).action is Action.ADMIT
+
+
+def test_what_other_gateways_hold_and_what_their_requests_did_not_use_counts() -> None:
+    budgets = make_budgets(tokens_per_minute=1000, max_concurrency=2)
+    budgets.set_remote_held("b", {"acme": 1, "other": 5})
+    budgets.charge_remote("acme", 600, now=0.0)
+    assert budgets.reserve("r1", "acme", 1, now=0.0).reason is FlowReason.TENANT_CONCURRENCY
+    budgets.set_remote_held("b", {})
+    assert budgets.reserve("r1", "acme", 500, now=0.0).reason is FlowReason.TENANT_TOKENS
+    budgets.release_remote("acme", now=0.0, unused_tokens=550)
+    assert budgets.level("acme", 0.0) == 950
+    assert budgets.reserve("r1", "acme", 500, now=0.0).action is Action.ADMIT

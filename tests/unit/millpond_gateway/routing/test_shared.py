@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 from tests.support.routing import make_cold, make_endpoints, make_keys, make_request, make_router, place
 
@@ -231,10 +233,10 @@ def test_peers_requests_are_told_to_the_observer() -> None:
         def peer_reserved(self, reservation: Reservation) -> None:
             self.open.append((reservation.tenant, reservation.id))
 
-        def peer_released(self, reservation: Reservation) -> None:
+        def peer_released(self, reservation: Reservation, used_tokens: int | None = None) -> None:
             self.open.remove((reservation.tenant, reservation.id))
 
-        def peer_held(self, origin: str, num_held: int, tokens: int) -> None: ...
+        def peer_held(self, origin: str, num_held: int, tokens: int, tenants: Mapping[str, int]) -> None: ...
 
     a, b = Node("a"), Node("b")
     observer = Observer()
@@ -276,9 +278,9 @@ def test_what_is_held_is_told_with_the_next_batch_and_in_the_full_state_and_dies
     class Observer:
         def peer_reserved(self, reservation: Reservation) -> None: ...
 
-        def peer_released(self, reservation: Reservation) -> None: ...
+        def peer_released(self, reservation: Reservation, used_tokens: int | None = None) -> None: ...
 
-        def peer_held(self, origin: str, num_held: int, tokens: int) -> None:
+        def peer_held(self, origin: str, num_held: int, tokens: int, tenants: Mapping[str, int]) -> None:
             told[origin] = (num_held, tokens)
 
     here, there, late = (SharedDecisions(origin=name, epoch=number) for number, name in enumerate("abc"))
@@ -289,14 +291,14 @@ def test_what_is_held_is_told_with_the_next_batch_and_in_the_full_state_and_dies
         router.set_observer(Observer())
         shared.attach(router)
     for num_held in (1, 2, 3):
-        own.note_held(num_held, 100 * num_held)
+        own.note_held(num_held, 100 * num_held, dict)
     messages = here.flush()
     assert len(messages) == 1
     there.receive(messages[0], 0.0)
     assert told.pop("a") == (3, 300)
-    own.note_held(3, 300)
+    own.note_held(3, 300, dict)
     assert here.flush() == []  # nothing new
-    own.note_held(4, 400)
+    own.note_held(4, 400, dict)
     here.flush()
     (question,) = late.receive(here.heartbeat()[-1], 0.0)
     for answer in here.receive(question.data, 0.0):
