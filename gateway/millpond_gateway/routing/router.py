@@ -8,7 +8,7 @@ simulator.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
@@ -50,12 +50,11 @@ class DecisionSink(Protocol):
     def first_token(self, pool: str, reservation_id: int) -> None:
         """The prefill part is free."""
 
-    def release(self, pool: str, reservation_id: int) -> None:
-        """The reservation ended."""
+    def release(self, pool: str, reservation_id: int, used_tokens: int | None = None) -> None:
+        """The reservation ended; `used_tokens` where the engine counted them."""
 
-
-    def hold(self, pool: str, num_held: int, tokens: int) -> None:
-        """So much is held now."""
+    def hold(self, pool: str, num_held: int, tokens: int, tenants: Mapping[str, int]) -> None:
+        """So much is held now, by tenant."""
 
 
 class PeerObserver(Protocol):
@@ -64,11 +63,11 @@ class PeerObserver(Protocol):
     def peer_reserved(self, reservation: Reservation) -> None:
         """Another gateway process admitted a request."""
 
-    def peer_released(self, reservation: Reservation) -> None:
-        """It ended."""
+    def peer_released(self, reservation: Reservation, used_tokens: int | None = None) -> None:
+        """It ended; `used_tokens` where the engine counted them."""
 
-    def peer_held(self, origin: str, num_held: int, tokens: int) -> None:
-        """Another gateway process holds so much now."""
+    def peer_held(self, origin: str, num_held: int, tokens: int, tenants: Mapping[str, int]) -> None:
+        """Another gateway process holds so much now, by tenant."""
 
 
 class Router:
@@ -238,21 +237,22 @@ class Router:
         if reservation is None:
             return False
         if self._sink is not None:
-            self._sink.release(self.pool, reservation_id)
+            used = usage.prompt_tokens + usage.output_tokens if usage is not None else None
+            self._sink.release(self.pool, reservation_id, used)
         if usage is not None and usage.cached_tokens is not None:
             self.index.audit(reservation, prompt_tokens=usage.prompt_tokens, real=usage.cached_tokens)
         return True
 
-    def note_held(self, num_held: int, tokens: int) -> None:
-        """Tell peers what this process holds, so that nobody passes it elsewhere."""
+    def note_held(self, num_held: int, tokens: int, tenants: Callable[[], Mapping[str, int]]) -> None:
+        """Tell peers what this process holds, so that nobody passes it, and no tenant its limit, elsewhere."""
         if self._sink is not None and self._told_held != (num_held, tokens):
             self._told_held = (num_held, tokens)
-            self._sink.hold(self.pool, num_held, tokens)
+            self._sink.hold(self.pool, num_held, tokens, tenants())
 
-    def apply_hold(self, origin: str, num_held: int, tokens: int) -> None:
+    def apply_hold(self, origin: str, num_held: int, tokens: int, tenants: Mapping[str, int]) -> None:
         """A peer holds so much now."""
         if self._observer is not None:
-            self._observer.peer_held(origin, num_held, tokens)
+            self._observer.peer_held(origin, num_held, tokens, tenants)
 
     def apply_reserve(self, origin: str, reservation: Reservation, keys: Sequence[int], now: float) -> bool:
         """Book a peer's decision; False when it is booked already or is about an engine's former life."""
@@ -279,13 +279,13 @@ class Router:
         )
         return True
 
-    def apply_release(self, origin: str, reservation_id: int) -> bool:
+    def apply_release(self, origin: str, reservation_id: int, used_tokens: int | None = None) -> bool:
         """Free the rest of a peer's reservation."""
         reservation = self.load.release(reservation_id, origin)
         if reservation is None:
             return False
         if self._observer is not None:
-            self._observer.peer_released(reservation)
+            self._observer.peer_released(reservation, used_tokens)
         return True
 
     def drop_origin(self, origin: str) -> int:
@@ -294,7 +294,7 @@ class Router:
         if self._observer is not None:
             for reservation in dropped:
                 self._observer.peer_released(reservation)
-            self._observer.peer_held(origin, 0, 0)
+            self._observer.peer_held(origin, 0, 0, {})
         return len(dropped)
 
     def replica_load(self, uid: str) -> ReplicaLoad:
