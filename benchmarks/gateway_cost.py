@@ -20,6 +20,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,15 +72,8 @@ def make_routers(peers: Path | None) -> list[Router]:
             "vllm-router": "vllm_router.launch_router",
             "sglang-router": "sglang_router.launch_router",
         }.items():
-            python = str(peers / "bin" / "python")
-            routers.append(
-                Router(
-                    name,
-                    lambda port, replicas, python=python, module=module: make_peer_command(
-                        python, module, port, replicas
-                    ),
-                )
-            )  # type: ignore[misc]
+            command = partial(make_peer_command, str(peers / "bin" / "python"), module)
+            routers.append(Router(name, command))
     return routers
 
 

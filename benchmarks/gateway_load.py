@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import cast
 
 import uvloop
@@ -133,9 +134,7 @@ async def run(load: Load) -> Result:
     events = [asyncio.Event() for _ in range(load.num_connections)]
     began = time.perf_counter()
     for event in events:
-        await loop.create_connection(
-            lambda event=event: Client(load, result, numbers, event), "127.0.0.1", load.port
-        )  # type: ignore[misc]
+        await loop.create_connection(partial(Client, load, result, numbers, event), "127.0.0.1", load.port)
     await asyncio.gather(*(event.wait() for event in events))
     result.seconds = time.perf_counter() - began
     result.latencies = thin(result.latencies)
