@@ -41,9 +41,10 @@ def compute_score(
         price: λ for this choice; see `compute_price`.
         away_from_home: the session was served elsewhere before.
     """
-    uncached = compute_uncached_tokens(request, prediction.cached_tokens)
+    cached = prediction.cached_tokens
+    uncached = compute_uncached_tokens(request, cached)
     queue_seconds = load.queued_tokens / tokens_per_second
-    missing_shared = min(max(shared_tokens - prediction.cached_tokens, 0), uncached)
+    missing_shared = min(shared_tokens - cached, uncached) if shared_tokens > cached else 0
     own_tokens = price * (uncached - missing_shared) + settings.price_of_sharing * missing_shared
     own_seconds = own_tokens / tokens_per_second
     decode_tokens = compute_decode_pressure(endpoint, load, request, settings, uncached_tokens=uncached)
@@ -58,7 +59,7 @@ def compute_score(
         affinity_seconds,
         load.queued_tokens,
         uncached,
-        prediction.cached_tokens,
+        cached,
         tokens_per_second,
         prediction.routed_tokens,
         prediction.held_tokens,
@@ -81,7 +82,8 @@ def compute_uncached_tokens(request: RequestView, cached_tokens: int) -> int:
     """Prompt tokens a replica must compute: even a full hit computes the last one; a decode leg none."""
     if request.role is Role.DECODE:
         return 0
-    return max(request.prompt.num_tokens - cached_tokens, 1)
+    uncached = request.prompt.num_tokens - cached_tokens
+    return uncached if uncached > 1 else 1
 
 
 def compute_decode_pressure(

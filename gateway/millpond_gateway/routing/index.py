@@ -126,11 +126,14 @@ class PrefixIndex:
         limit = max(prompt.num_tokens - 1, 0)
         per_key = prompt.tokens_per_key
         found: dict[str, Prediction] = {}
+        audits = self._audits
         streams = self._streams if prompt.kind is KeyKind.TOKENS else {}  # events know no text
         for uid, match in routed.items():
             if uid not in streams:
                 tokens = min(int(match.num_blocks * per_key), limit)
-                found[uid] = Prediction(int(self._ratio(uid) * tokens), tokens, None)
+                audit = audits.get(uid)
+                cached = tokens if audit is None else int(audit.ratio * tokens)
+                found[uid] = Prediction(cached, tokens, None)
         for uid, stream in streams.items():
             prediction = self._blend(stream, uid, prompt, routed.get(uid, _NO_ROUTED), now)
             if prediction.cached_tokens or prediction.routed_tokens:

@@ -29,17 +29,27 @@ class _Totals:
         self.num_prefilling = 0
         self.num_decoding = 0
 
-    def book(self, reservation: Reservation, sign: int) -> None:
-        self.output_tokens += sign * reservation.output_tokens
-        self.kv_blocks += sign * reservation.kv_blocks
+    def reserve(self, reservation: Reservation) -> None:
+        self.output_tokens += reservation.output_tokens
+        self.kv_blocks += reservation.kv_blocks
+        self.queued_tokens += reservation.uncached_tokens
+        self.num_prefilling += 1
 
-    def book_prefill(self, reservation: Reservation, sign: int) -> None:
-        self.queued_tokens += sign * reservation.uncached_tokens
-        self.num_prefilling += sign
+    def first_token(self, reservation: Reservation) -> None:
+        self.queued_tokens -= reservation.uncached_tokens
+        self.num_prefilling -= 1
+        self.decoding_blocks += reservation.kv_blocks
+        self.num_decoding += 1
 
-    def book_decode(self, reservation: Reservation, sign: int) -> None:
-        self.decoding_blocks += sign * reservation.kv_blocks
-        self.num_decoding += sign
+    def release(self, reservation: Reservation, *, decoding: bool) -> None:
+        self.output_tokens -= reservation.output_tokens
+        self.kv_blocks -= reservation.kv_blocks
+        if decoding:
+            self.decoding_blocks -= reservation.kv_blocks
+            self.num_decoding -= 1
+        else:
+            self.queued_tokens -= reservation.uncached_tokens
+            self.num_prefilling -= 1
 
 
 class _Replica:
@@ -83,8 +93,7 @@ class LoadBook:
             replica = self._replicas[reservation.uid] = _Replica()
         replica.entries.add((origin, reservation.id))
         for totals in replica.totals(origin):
-            totals.book(reservation, 1)
-            totals.book_prefill(reservation, 1)
+            totals.reserve(reservation)
         return True
 
     def first_token(self, reservation_id: int, origin: str = OWN) -> Reservation | None:
@@ -94,8 +103,7 @@ class LoadBook:
             return None
         entry.decoding = True
         for totals in self._replicas[entry.reservation.uid].totals(origin):
-            totals.book_prefill(entry.reservation, -1)
-            totals.book_decode(entry.reservation, 1)
+            totals.first_token(entry.reservation)
         return entry.reservation
 
     def release(self, reservation_id: int, origin: str = OWN) -> Reservation | None:
@@ -110,11 +118,7 @@ class LoadBook:
         replica = self._replicas[reservation.uid]
         replica.entries.discard((origin, reservation_id))
         for totals in replica.totals(origin):
-            totals.book(reservation, -1)
-            if entry.decoding:
-                totals.book_decode(reservation, -1)
-            else:
-                totals.book_prefill(reservation, -1)
+            totals.release(reservation, decoding=entry.decoding)
         if not replica.entries:
             del self._replicas[reservation.uid]
         return reservation

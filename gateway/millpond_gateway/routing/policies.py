@@ -38,8 +38,9 @@ class Chooser:
             costs = [score.queue_seconds + score.decode_seconds for score in scores]
         else:
             costs = [score.total_seconds for score in scores]
-        best = min(range(len(costs)), key=costs.__getitem__)
-        band = costs[best] + compute_tie_band(scores[best], settings)
+        lowest = min(costs)
+        best = costs.index(lowest)
+        band = lowest + compute_tie_band(scores[best], settings)
         ties = [position for position, cost in enumerate(costs) if cost <= band]
         if len(ties) == 1:
             return best, ChoiceReason.LOWEST_COST
@@ -55,6 +56,8 @@ class Chooser:
 
         A revision without candidates gives its share to the others; without any weighted candidate all stay.
         """
+        if not weights:
+            return candidates, []
         available = {endpoint.revision for endpoint in candidates}
         live = [weight for weight in weights if weight.weight > 0 and weight.revision in available]
         if request.revision is not None or not live:

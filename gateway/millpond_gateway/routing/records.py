@@ -64,7 +64,7 @@ class KeyKind(StrEnum):
     """No key: the prompt is shorter than one block, or its key took too long."""
 
 
-class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
+class EndpointView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A replica as the gateway sees it. Identity is (`uid`, `epoch`), never an address."""
 
     uid: str
@@ -90,7 +90,7 @@ class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
     """LoRA adapters it can serve; None means every one."""
 
 
-class PromptKeys(msgspec.Struct, frozen=True, kw_only=True):
+class PromptKeys(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A prompt as the index knows it: chained keys of its full blocks, in order."""
 
     keys: Sequence[int] = ()
@@ -102,7 +102,7 @@ class PromptKeys(msgspec.Struct, frozen=True, kw_only=True):
     kind: KeyKind = KeyKind.NONE
 
 
-class RequestView(msgspec.Struct, frozen=True, kw_only=True):
+class RequestView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A request as routing sees it."""
 
     request_id: str
@@ -150,7 +150,7 @@ class Drop(msgspec.Struct, frozen=True, gc=False):
     reason: DropReason
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class Choice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Answer to one request: an endpoint, or none, with the reason and the numbers behind it."""
 
     endpoint: EndpointView | None
@@ -177,7 +177,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         return min(waits, key=sum, default=(0.0, 0.0))
 
 
-class Reservation(msgspec.Struct, frozen=True, kw_only=True):
+class Reservation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Load booked on one replica for one request, before any byte is sent."""
 
     id: int
@@ -201,7 +201,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
     """Of the keys that go with it."""
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
+class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the engine counted for one finished request; the audit of the prediction."""
 
     prompt_tokens: int

@@ -115,11 +115,13 @@ class RoutedIndex:
     def match(self, keys: Sequence[int], now: float) -> RoutedMatches:
         """Leading blocks per replica, and how many of them are shared among prompts."""
         recent_since = now - self._speculative_seconds
-        found: dict[str, RoutedMatch] = {}
+        blocks: dict[str, int] = {}
+        recent: dict[str, int] = {}
         node = self._root
         position = 0
         num_shared = 0
-        while position < len(keys):
+        num_keys = len(keys)
+        while position < num_keys:
             child = node.children.get(keys[position])
             if child is None:
                 num_shared = position if node.children else num_shared
@@ -128,17 +130,18 @@ class RoutedIndex:
                 num_shared = position
             length = _common_length(child.keys, keys, position)
             for uid, hold in child.holds.items():
-                before = found.get(uid)
-                if position and (before is None or before.num_blocks < position):
+                if position and blocks.get(uid, 0) < position:
                     continue
-                blocks = position + min(hold.depth, length)
-                recent = blocks if hold.routed_at >= recent_since else 0
-                found[uid] = RoutedMatch(blocks, recent or (before.num_recent_blocks if before else 0))
+                depth = hold.depth
+                blocks[uid] = end = position + (depth if depth < length else length)
+                if hold.routed_at >= recent_since:
+                    recent[uid] = end
             position += length
             if length < len(child.keys):
-                num_shared = position if position < len(keys) else num_shared
+                num_shared = position if position < num_keys else num_shared
                 break
             node = child
+        found = {uid: RoutedMatch(count, recent.get(uid, 0)) for uid, count in blocks.items()}
         return RoutedMatches(found, num_shared)
 
     def insert(self, uid: str, keys: Sequence[int], *, capacity: int, now: float) -> None:

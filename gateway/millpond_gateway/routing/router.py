@@ -24,12 +24,14 @@ from millpond_gateway.routing.policies import Chooser
 from millpond_gateway.routing.records import (
     Choice,
     ChoiceReason,
+    Drop,
     EndpointView,
     KeyKind,
     Policy,
     ReplicaLoad,
     RequestView,
     Reservation,
+    Role,
     Score,
     Usage,
 )
@@ -39,6 +41,7 @@ from millpond_gateway.routing.speed import SpeedBook
 from millpond_gateway.routing.stability import StabilityBook
 
 _MAX_FORMER_EPOCHS = 8
+_MAX_FILTERED = 256
 
 
 class DecisionSink(Protocol):
@@ -87,6 +90,7 @@ class Router:
         self._chooser = Chooser(seed)
         self._endpoints: dict[str, EndpointView] = {}
         self._ejected: frozenset[str] = frozenset()
+        self._filtered: dict[tuple[Role, str | None, str], tuple[list[EndpointView], list[Drop]]] = {}
         self._former_epochs: dict[str, deque[str]] = {}
         self._next_id = 0
         self._sink: DecisionSink | None = None
@@ -107,6 +111,7 @@ class Router:
     def set_ejected(self, uids: AbstractSet[str]) -> None:
         """Take endpoints out of the choice because of faults; see `flow.outliers`."""
         self._ejected = frozenset(uids)
+        self._filtered.clear()
 
     def set_sink(self, sink: DecisionSink | None) -> None:
         """Tell `sink` of every own decision from now on."""
@@ -139,6 +144,7 @@ class Router:
             self.index.close_stream(uid)
             self._former_epochs.pop(uid, None)
         self._endpoints = current
+        self._filtered.clear()
         for uid, endpoint in current.items():
             self.speeds.set_prior(uid, endpoint.prefill_tokens_per_second)
         return tuple(gone + restarted)
@@ -157,6 +163,7 @@ class Router:
         if restarted:
             self._forget(uid)
         self._endpoints[uid] = msgspec.structs.replace(endpoint, epoch=epoch)
+        self._filtered.clear()
         stream = self.index.find_stream(uid)
         if stream is not None:
             stream.restart(epoch)
@@ -165,13 +172,12 @@ class Router:
     def choose(self, request: RequestView, now: float, *, excluded: AbstractSet[str] = frozenset()) -> Choice:
         """Pick an endpoint, or say why none; books nothing. `excluded` are endpoints this request tried already."""
         policy = self.settings.policy
-        candidates, drops = filter_candidates(
-            self._endpoints.values(), request, ejected=self._ejected, excluded=excluded
-        )
+        candidates, drops = self._filter(request, excluded)
         candidates, revision_drops = self._chooser.draw_revision(
             candidates, request, self.settings.revision_weights
         )
-        drops += revision_drops
+        if revision_drops:
+            drops = drops + revision_drops
         if not candidates:
             reason = ChoiceReason.NO_CANDIDATE if drops else ChoiceReason.NO_ENDPOINT
             return Choice(endpoint=None, reason=reason, policy=policy, drops=tuple(drops))
@@ -305,20 +311,38 @@ class Router:
         """Prompt tokens the index expects on a replica, and the part that no other replica holds."""
         return self.index.count_routed_tokens(uid)
 
+    def _filter(
+        self, request: RequestView, excluded: AbstractSet[str]
+    ) -> tuple[list[EndpointView], list[Drop]]:
+        """Candidates and drops; those of requests that only the endpoints decide about are found once."""
+        if excluded or request.prompt.kind is KeyKind.TOKENS:
+            return filter_candidates(
+                self._endpoints.values(), request, ejected=self._ejected, excluded=excluded
+            )
+        key = (request.role, request.revision, request.adapter)
+        found = self._filtered.get(key)
+        if found is None:
+            if len(self._filtered) >= _MAX_FILTERED:
+                self._filtered.clear()
+            found = filter_candidates(self._endpoints.values(), request, ejected=self._ejected)
+            self._filtered[key] = found
+        return found
+
     def _score(self, candidates: list[EndpointView], request: RequestView, now: float) -> list[Score]:
-        predictions = self.index.predict(request.prompt, now)
+        predictions, shared_tokens = self.index.predict(request.prompt, now)
         home = self.sessions.find(request.session)
         view = self.load.view if self._partition_gateways == 1 else self._scaled_own_view
-        speeds = [self.speeds.tokens_per_second(endpoint.uid) for endpoint in candidates]
-        price = compute_price(self.work.per_second(now) / sum(speeds), self.settings)
+        find_speed, settings = self.speeds.tokens_per_second, self.settings
+        speeds = [find_speed(endpoint.uid) for endpoint in candidates]
+        price = compute_price(self.work.per_second(now) / sum(speeds), settings)
         return [
             compute_score(
                 endpoint,
                 view(endpoint.uid),
                 request,
-                self.settings,
-                prediction=predictions.replicas.get(endpoint.uid, NOTHING),
-                shared_tokens=predictions.shared_tokens,
+                settings,
+                prediction=predictions.get(endpoint.uid, NOTHING),
+                shared_tokens=shared_tokens,
                 tokens_per_second=speed,
                 price=price,
                 away_from_home=home is not None and home != endpoint.uid,
