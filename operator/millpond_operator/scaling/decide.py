@@ -121,6 +121,12 @@ def _go_down(snapshot: ScalingSnapshot, needs: tuple[Need, ...], need: Need, now
     if steady is None or steady >= supply.wanted:
         return Decision(supply.wanted, recommendation, need.reason, (ScalingReason.STABILIZING,))
     target = max(steady, floor, snapshot.warm_floor, 1)
+    suspect = supply.count_suspect(snapshot.horizon_seconds)
+    if suspect and supply.ready < recommendation:
+        # What stands in for a suspect is not ready yet; without it the next loop would ask for it again.
+        target = max(target, min(recommendation + suspect, supply.wanted))
+        if target == supply.wanted:
+            return Decision(target, recommendation, need.reason, (ScalingReason.PENDING_SUSPECT,))
     kept = _find_fleet_worth_keeping(snapshot, target)
     bounds = (ScalingReason.WARM_FLOOR,) if target == snapshot.warm_floor > max(steady, floor, 1) else ()
     bounds = (*bounds, ScalingReason.CACHED_VALUE) if kept > target else bounds

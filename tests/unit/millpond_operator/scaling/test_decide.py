@@ -130,6 +130,16 @@ def test_as_008_a_replica_pending_for_an_hour_blocks_nothing() -> None:
     assert ScalingReason.PENDING_SUSPECT in loaded.bounds
 
 
+def test_as_008_a_suspect_and_what_stands_in_for_it_do_not_take_turns() -> None:
+    stuck = snapshot(100.0, ready=0, supply=Supply(0, pending_ages=(900.0,)))
+    assert decide(stuck, NOW).replicas == 2
+    both = replace(stuck, supply=Supply(0, pending_ages=(900.0, 15.0)))
+    held = decide(both, NOW)
+    assert (held.replicas, held.bounds) == (2, (ScalingReason.PENDING_SUSPECT,))
+    served = replace(stuck, supply=Supply(1, pending_ages=(915.0,)))
+    assert decide(served, NOW).replicas == 1, "cancelled once the other one is ready"
+
+
 def test_as_009_one_unready_replica_does_not_stop_decisions() -> None:
     partial = snapshot(
         200.0, ready=4, supply=Supply(4, pending_ages=(50.0,)), kv=replace(kv(100), replicas_reporting=4)
@@ -411,8 +421,8 @@ def test_carrying_out_a_decision_settles(case: ScalingSnapshot) -> None:
 
 
 def carry_out(case: ScalingSnapshot, count: int) -> ScalingSnapshot:
-    """The pool at `count`: new replicas are pending; pending ones leave first, then ready ones, victims first."""
-    ready, ages = case.supply.ready, sorted(case.supply.pending_ages)
+    """The pool at `count`: new replicas are pending; pending ones leave first, youngest first, then the victims."""
+    ready, ages = case.supply.ready, sorted(case.supply.pending_ages, reverse=True)
     kept_ready = min(ready, count)
     added = max(0, count - case.supply.wanted)
     pending = (*ages[: max(0, count - kept_ready)], *(0.0,) * added)
