@@ -27,7 +27,7 @@ HELP = {
     "role": "Both, or one half of a prefill/decode split",
     "kvCache.blockTokens": "tokens of one KV block (see `millpond-engine advise`)",
     "kvCache.devicePercent": "share of a GPU's free memory for the KV cache",
-    "kvCache.deviceBytes": "bytes of the KV cache; overrides the share",
+    "kvCache.deviceBytes": "bytes of the KV cache on each device; overrides the share",
     "kvCache.hostBytes": "host memory for swapped sequences",
     "scheduling.maxBatchTokens": "tokens computed in one step at most",
     "scheduling.maxSequences": "sequences in one step at most",
