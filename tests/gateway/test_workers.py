@@ -214,3 +214,23 @@ async def test_without_their_supervisor_workers_leave(
     async with asyncio.timeout(10):
         while any(is_running(pid) for pid in workers):
             await asyncio.sleep(0.05)
+
+
+async def test_no_request_meets_a_worker_that_knows_nothing_yet(
+    make_engine: MakeEngine, make_workers: MakeWorkers
+) -> None:
+    gateway = await make_workers(await make_engine())
+    killed = gateway.find_workers()[0]
+    os.kill(killed, signal.SIGKILL)
+    statuses: list[int] = []
+    num_reset = num_after = 0
+    async with asyncio.timeout(45):
+        while num_after < 20:
+            try:
+                statuses.append((await ask(gateway)).status_code)
+            except httpx.TransportError:
+                num_reset += 1  # it was in the dead worker's hands
+            back = await gateway.read_metric("millpond_gateway_workers") == NUM_WORKERS
+            num_after += back and killed not in gateway.find_workers()
+    assert set(statuses) == {200}
+    assert num_reset <= 1

@@ -54,6 +54,10 @@ class StatePoller:
                 self._silent = {uid: count for uid, count in self._silent.items() if uid in known}
             await asyncio.sleep(min(_ROUND_SECONDS, self._interval))
 
+    def has_asked_all(self) -> bool:
+        """Whether every known replica was asked once, whatever it answered."""
+        return all(replica.uid in self._silent for replica in self._world.replicas)
+
     def _start(self, replica: Replica, now: float) -> None:
         self._asking.add(replica.uid)
         answers = self._world.find_facts(replica.uid).answers

@@ -10,32 +10,28 @@ import secrets
 import signal
 import socket
 import sys
-import time
 from collections.abc import Coroutine
 from typing import Any
 
-import msgspec
 import structlog
 
-from millpond_common.contract.gateway_report import GatewayReport, ProbeRequest, ProbeResult
+from millpond_common.contract.gateway_report import ProbeRequest, ProbeResult
 from millpond_gateway.app.access import AccessLog
 from millpond_gateway.app.admin import AdminActions, AdminAnswer, AdminServer
 from millpond_gateway.app.events import EventReaders
 from millpond_gateway.app.fleet import Fleet
 from millpond_gateway.app.memory import Trimmer
-from millpond_gateway.app.merge import WorkerState
 from millpond_gateway.app.metrics import Metrics
 from millpond_gateway.app.options import Options
 from millpond_gateway.app.peers import PeerMesh
 from millpond_gateway.app.plan import WorkerPlan
 from millpond_gateway.app.poll import StatePoller
 from millpond_gateway.app.probe import probe
-from millpond_gateway.app.report import make_report
+from millpond_gateway.app.publish import Publisher
 from millpond_gateway.app.sockets import find_local_host, listen, listen_locally, warn_about_descriptors
 from millpond_gateway.app.traces import RequestTrace, Tracing
 from millpond_gateway.app.vitals import Vitals
 from millpond_gateway.proxy.client import ClientConnection
-from millpond_gateway.proxy.connections import make_key
 from millpond_gateway.proxy.dispatch import Outcome, Record
 from millpond_gateway.proxy.http1 import RequestHead
 from millpond_gateway.proxy.relay import Relay
@@ -46,11 +42,12 @@ from millpond_gateway.world.static import parse_static
 from millpond_gateway.world.view import World
 
 _log = structlog.get_logger("gateway")
-_REPORT_SECONDS = 0.5
 _BACKLOG = 4096
 _FLUSH_SECONDS = 2.0
 """For the last error events to leave."""
 _STATIC = "static"
+_VIEW_SECONDS = 10.0
+_LOOK_SECONDS = 0.02
 _PROBE_SECONDS = 5.0
 _MAX_PROBED = 4096
 
@@ -82,7 +79,18 @@ class GatewayProcess:
         self._stop = asyncio.Event()
         self.mesh = self._make_mesh(options)
         self.relay = Relay(options.relay, self.fleet, self)
-        self._reported_at = -math.inf
+        self._poller = StatePoller(self.world, self.relay.connections, interval_seconds=options.poll_seconds)
+        self._publisher = Publisher(
+            self.fleet,
+            self.world,
+            self.relay,
+            mesh=self.mesh,
+            metrics=self._metrics,
+            vitals=self._vitals,
+            gateway=_find_pod_name(),
+            epoch=self._epoch,
+            for_supervisor=plan is not None,
+        )
         self.port = self.admin_port = 0
         """Ports bound, once started."""
         self._admin: AdminServer | None = None
@@ -107,6 +115,17 @@ class GatewayProcess:
             failed = await self.stop()
         return 1 if failed else 0
 
+    async def _wait_for_view(self) -> None:
+        """Let a worker take no connection from the others before it knows what they know; for a bounded time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_VIEW_SECONDS):
+                while not self._has_view() and not self._stop.is_set():  # noqa: ASYNC110 - parts that tell nobody
+                    await asyncio.sleep(_LOOK_SECONDS)
+
+    def _has_view(self) -> bool:
+        peers = self.mesh.shared.num_synced_peers() if self.mesh is not None else 0
+        return self.world.snapshot.synced and self._poller.has_asked_all() and peers >= len(self._siblings)
+
     def _on_supervisor_gone(self) -> None:
         """Its end of the pipe closed: nobody would restart or stop this worker any more."""
         asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
@@ -125,10 +144,13 @@ class GatewayProcess:
         self._admin = AdminServer(admin, self._make_actions())
         self.admin_port = 0 if plan else admin.getsockname()[1]
         self._admin.start()
+        self._work = [loop.create_task(step) for step in self._make_work()]
+        if plan is not None:
+            await self._wait_for_view()
         self._server = await loop.create_server(
             lambda: ClientConnection(self.relay), sock=data_socket, backlog=_BACKLOG
         )
-        self._work = [loop.create_task(step) for step in self._make_work()]
+        self._vitals.listening = True
         _log.info(
             "serving", host=options.host, port=self.port, admin_port=self.admin_port, static=options.static
         )
@@ -206,7 +228,7 @@ class GatewayProcess:
 
     def _make_work(self) -> list[Coroutine[Any, Any, None]]:
         options = self._options
-        poller = StatePoller(self.world, self.relay.connections, interval_seconds=options.poll_seconds)
+        poller = self._poller
         work: list[Coroutine[Any, Any, None]] = [self._tick(), poller.run()]
         if self.mesh is not None:
             plan = self._plan
@@ -271,7 +293,7 @@ class GatewayProcess:
             self.relay.sweep()
             self.fleet.tick(now)
             self._trimmer.look(self.relay.num_requests, now)
-            self._publish(now)
+            self._publisher.publish(now)
             self._probe_suspects(now)
 
     def _probe_suspects(self, now: float) -> None:
@@ -296,65 +318,6 @@ class GatewayProcess:
             address=(find_local_host(self._options.host).strip("[]"), self.port),
             secret=self._pin_secret,
         )
-
-    def _publish(self, now: float) -> None:
-        vitals, metrics, relay = self._vitals, self._metrics, self.relay
-        vitals.beat_at = time.monotonic()
-        if vitals.synced != self.world.snapshot.synced:
-            vitals.synced = self.world.snapshot.synced
-            self._reported_at = -math.inf  # whoever sees it ready may ask for the report at once
-        vitals.view_age_seconds = self.world.compute_age_seconds(now)
-        metrics.view_age.set(vitals.view_age_seconds or 0.0)
-        metrics.open_requests.set(relay.num_requests)
-        metrics.client_connections.set(relay.num_clients)
-        metrics.engine_connections.set(relay.connections.num_open)
-        metrics.body_bytes.set(relay.buffered_bytes)
-        if self.mesh is not None:
-            metrics.peers_missing.set(self.mesh.num_missing)
-            metrics.peers_live.set(self.mesh.shared.num_live_peers())
-        if now - self._reported_at < _REPORT_SECONDS:
-            return
-        self._reported_at = now
-        self._publish_report(now)
-
-    def _publish_report(self, now: float) -> None:
-        vitals = self._vitals
-        age = vitals.view_age_seconds or 0.0
-        report = make_report(
-            self.fleet,
-            gateway=_find_pod_name(),
-            epoch=self._epoch,
-            now=now,
-            unix_time=time.time(),
-            view_age_seconds=age,
-            synced=vitals.synced and age <= vitals.max_view_age_seconds,
-        )
-        vitals.report = msgspec.json.encode(report)
-        if self._plan is not None:
-            vitals.state = self._encode_state(report, now)
-        vitals.models = {name: state.spec.model for name, state in self.fleet.pools.items()}
-        endpoints = [e for views in self.world.snapshot.endpoints.values() for e in views]
-        self.relay.connections.forget(frozenset(make_key(endpoint) for endpoint in endpoints))
-        self._count_endpoints()
-        for name, state in self.fleet.pools.items():
-            self._metrics.ejection_capped.labels(name).set(float(state.verdict.capped))
-        self._metrics.index_tokens.pools = {
-            name: state.router.index.totals for name, state in self.fleet.pools.items()
-        }
-
-    def _encode_state(self, report: GatewayReport, now: float) -> bytes:
-        pools = self.fleet.pools.items()
-        first_tokens = {name: pool.demand.count_first_tokens(now) for name, pool in pools}
-        ready = self._vitals.ready().status == 200
-        return msgspec.json.encode(WorkerState(report=report, first_tokens=first_tokens, ready=ready))
-
-    def _count_endpoints(self) -> None:
-        for pool, views in self.world.snapshot.endpoints.items():
-            cordoned = sum(view.cordoned for view in views)
-            ready = sum(view.ready and not view.cordoned for view in views)
-            counts = {"routable": ready, "cordoned": cordoned, "not_ready": len(views) - ready - cordoned}
-            for state, count in counts.items():
-                self._metrics.endpoints.labels(pool, state).set(count)
 
     # Records.
 

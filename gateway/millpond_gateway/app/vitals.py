@@ -16,6 +16,7 @@ class Vitals:
         self.beat_at = time.monotonic()
         """When the data loop's timer last ran."""
         self.synced = False
+        self.listening = False
         self.draining = False
         self.view_age_seconds: float | None = None
         self.max_view_age_seconds = float("inf")
@@ -40,6 +41,8 @@ class Vitals:
         """
         if self.draining:
             return AdminAnswer(503, b'{"status":"draining"}')
+        if not self.listening and self.synced:
+            return AdminAnswer(503, b'{"status":"waiting for the other workers and the replicas"}')
         if not self.synced:
             return AdminAnswer(503, b'{"status":"waiting for the first lists of pools and pods"}')
         stale = self.view_age_seconds is not None and self.view_age_seconds > self.max_view_age_seconds
