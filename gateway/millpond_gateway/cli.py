@@ -86,6 +86,10 @@ def parse_options(arguments: Sequence[str]) -> Options:
             parse_static(flag, weights=given.weights)
         except StaticError as error:
             parser.error(f"--static {error}")
+    pools = {flag.partition("=")[0] for flag in given.static}
+    for flag in given.weights:
+        if flag.partition("=")[0] not in pools:
+            parser.error(f"--weights {flag!r}: no --static pool has that name")
     relay = RelaySettings(**{name: getattr(given, name) for name in _RELAY_FLAGS})
     return Options(
         host=given.host,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+import gzip
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
 
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -62,6 +65,37 @@ async def test_without_traces_a_callers_context_passes_through(
     gateway = await make_gateway(engine)
     await ask(gateway, make_request(extra=(f"traceparent: {PARENT}",)))
     assert engine.seen[0].headers["traceparent"] == PARENT
+
+
+class Collector(BaseHTTPRequestHandler):
+    received: ClassVar[list[tuple[str, bytes]]] = []
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.received.append((self.path, body))
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002 - the name of the base class
+
+
+async def test_spans_reach_a_collector_over_otlp(
+    make_engine: MakeEngine, make_gateway: MakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    try:
+        gateway = await make_gateway(await make_engine(), tracing=make_tracing())
+        assert (await ask(gateway, make_request())).status == 200
+        await gateway.process.stop()
+    finally:
+        server.shutdown()
+        server.server_close()
+    ((path, body),) = Collector.received
+    assert path == "/v1/traces"
+    assert b"millpond.decision" in (gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body)
 
 
 @pytest.mark.parametrize("extra", [{}, {"OTEL_SDK_DISABLED": "true"}])

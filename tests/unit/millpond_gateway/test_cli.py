@@ -30,6 +30,11 @@ from millpond_gateway.cli import main, parse_options
         (["--comment-seconds", "inf"], "write a number"),
         (["--price-of-recompute", "-5"], "0 or more"),
         (["--static", "x=https://a"], "TLS towards engines"),
+        (["--static", "x=http://a?colour=blue"], "revision=NAME"),
+        (["--static", "x=http://a?events=many"], "write a port"),
+        (["--weights", "other=blue=1"], "no --static pool"),
+        (["--weights", "tiny=blue=1"], "has revision 'blue'"),
+        (["--weights", "tiny=blue"], "REVISION=WEIGHT"),
     ],
 )
 def test_a_flag_that_cannot_work_is_refused_at_start(
