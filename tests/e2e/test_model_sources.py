@@ -31,7 +31,9 @@ def files(fleet: Fleet) -> Iterator[SlowFiles]:
 
 
 def apply(fleet: Fleet, name: str, model: dict[str, Any], *, replicas: int = 1) -> None:
-    fleet.site.apply(fleet.make_fake_pool(name, replicas=replicas, model={"name": name, **model}))
+    pool = fleet.make_fake_pool(name, replicas=replicas)
+    pool["spec"]["model"] = {"name": name, **model}
+    fleet.site.apply(pool)
 
 
 def get_condition(fleet: Fleet, pool: str, kind: str) -> dict[str, str]:
