@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks import engine_peer
 from benchmarks.engine_process import MODEL_NAME, fetch_model, run_engine
-from benchmarks.figures import Figure, write_figures
+from benchmarks.figures import Figure, report
 
 GUIDELLM = "guidellm==0.8.1"
 NUM_REQUESTS = 24
@@ -65,10 +65,7 @@ def main() -> int:
         for name in arguments.only or sorted(CLIENTS):
             run = CLIENTS[name](engine.url, tokenizer, Path(folder))
             figures.extend(make_figures(name, run))
-    print("\n".join(str(figure) for figure in figures))
-    if arguments.json:
-        write_figures(arguments.json, figures)
-    return 0 if all(figure.met is not False for figure in figures) else 1
+    return report(figures, arguments.json)
 
 
 def make_figures(name: str, run: Run) -> list[Figure]:
@@ -130,7 +127,9 @@ def run_guidellm(url: str, tokenizer: Path, folder: Path) -> Run:
     return Run(
         completed=len(requests["successful"]),
         failed=len(requests["errored"]) + len(requests["incomplete"]),
-        output_tokens=sum(request["output_metrics"]["text_tokens"] for request in requests["successful"]),
+        output_tokens=sum(
+            request["output_metrics"]["text_tokens"] or 0 for request in requests["successful"]
+        ),
         tokens_per_second=metrics["output_tokens_per_second"]["successful"]["mean"],
     )
 

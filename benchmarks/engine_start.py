@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.engine_process import MODEL_NAME, EngineProcess, fetch_model
-from benchmarks.figures import Figure, write_figures
+from benchmarks.figures import Figure, report
 
 KV_BYTES = 256 << 20
 WEIGHT_BYTES = 2 * 134_515_008
@@ -89,10 +89,7 @@ def main() -> int:
     arguments = parser.parse_args()
     model = fetch_model()
     figures = make_figures([measure(model) for _ in range(arguments.runs)])
-    print("\n".join(str(figure) for figure in figures))
-    if arguments.json:
-        write_figures(arguments.json, figures)
-    return 0 if all(figure.met is not False for figure in figures) else 1
+    return report(figures, arguments.json)
 
 
 if __name__ == "__main__":

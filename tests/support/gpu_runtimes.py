@@ -24,6 +24,7 @@ from millpond_engine.model.layers import WeightReader
 from millpond_engine.model.load import _LOADERS, load_weights, open_model
 from millpond_engine.model.source import Piece
 from millpond_engine.model.split import compute_share
+from millpond_engine.model.split_ops import SplitOps
 from millpond_engine.runner.cuda_load import LoadedModel, make_runner
 from millpond_engine.runner.cuda_runner import CudaRunner
 from millpond_engine.runner.cuda_runtime import CudaRuntime, DeviceRuntime, Fetched
@@ -136,16 +137,33 @@ def load_here(path: Path, config: EngineConfig, runtime: DeviceRuntime) -> Loade
     return LoadedModel(model, shape, torch.float32, rope, 256, arch)
 
 
+class SameRanks:
+    """Collectives of ranks that all compute what this one does."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def sum(self, x: torch.Tensor) -> None:
+        x.mul_(self._size)
+
+    def gather(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x] * self._size)
+
+
 def load_fake(
-    model_config: ModelConfig, config: EngineConfig, dtype: torch.dtype = torch.bfloat16
+    model_config: ModelConfig, config: EngineConfig, dtype: torch.dtype = torch.bfloat16, *, size: int = 1
 ) -> LoadedModel:
-    """A model without content on a GPU that is not there; call it under FakeTensorMode."""
+    """A model without content, or the first of several ranks' shares of it, on a GPU that is not there.
+
+    Call it under FakeTensorMode.
+    """
     reader = WeightReader(EmptySource(), dtype, FakeRuntime.device, lambda count: None)  # type: ignore[arg-type]
-    model: Decoder = _LOADERS[model_config.family](
-        model_config, compute_share(model_config), reader, GpuOps()
-    )
+    share = compute_share(model_config, 0, size)
+    model: Decoder = _LOADERS[model_config.family](model_config, share, reader, GpuOps())
+    if size > 1:
+        model.ops = SplitOps(model.ops, share, model_config.vocabulary_size, SameRanks(size))
     rope = torch.empty(256, 2, model_config.head_dim // 2, device=FakeRuntime.device)
-    shape = make_attention_shape(model_config, config.kv_cache.block_tokens)
+    shape = make_attention_shape(share.narrow(model_config), config.kv_cache.block_tokens)
     return LoadedModel(model, shape, dtype, rope, 256, Architecture.HOPPER)
 
 

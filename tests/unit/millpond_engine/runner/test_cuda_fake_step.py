@@ -56,12 +56,13 @@ def make_model(family: str) -> ModelConfig:
     )
 
 
-@pytest.fixture(params=["llama", "qwen2", "qwen3"])
+@pytest.fixture(params=["llama", "qwen2", "qwen3", "llama on 2 ranks", "qwen3 on 4 ranks"])
 def runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaRunner]:
     monkeypatch.setattr(KvCache, "measure_copy_bandwidth", lambda self: 1e9)
     config, runtime = make_config("model", max_sequences=9), FakeRuntime()
     with FakeTensorMode(), recorded_launches():
-        loaded = load_fake(make_model(request.param), config)
+        family, _, ranks = request.param.partition(" on ")
+        loaded = load_fake(make_model(family), config, size=int(ranks.split()[0]) if ranks else 1)
         run_largest_step(config, loaded, runtime)
         with NoWaiting():
             yield make_runner(config, loaded, runtime, PoolSize(32, "the test"))
