@@ -47,8 +47,7 @@ class RequestMaker:
 
     def learn(self, call: Call, prompt_tokens: int) -> None:
         """An engine counted a prompt."""
-        num_bytes = len(call.body.prompt) + len(call.body.template)
-        self._estimator.observe(num_bytes=num_bytes, prompt_tokens=prompt_tokens)
+        self._estimator.observe(num_bytes=call.body.num_prompt_bytes, prompt_tokens=prompt_tokens)
 
     def make(self, call: Call, adapter: str) -> RequestView:
         """The request as routing sees it."""

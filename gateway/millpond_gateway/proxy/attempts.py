@@ -6,6 +6,8 @@ import asyncio
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from millpond_common.contract.openai import ApiError
 from millpond_gateway.proxy import headers
 from millpond_gateway.proxy.dispatch import Call, Decision, Ending, Outcome, Target
@@ -158,6 +160,8 @@ class Attempts(ABC):
         if self._body:
             self._relay.give_body_back(self._bytes_in)
             self._body = b""
+            if self._call.body.stream:
+                self._call = msgspec.structs.replace(self._call, body=self._call.body.forget_prompt())
 
     # Second attempts; see `HedgedExchange`.
 

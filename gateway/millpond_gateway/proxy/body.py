@@ -51,6 +51,12 @@ class ParsedBody(msgspec.Struct, frozen=True, gc=False):
     """A stream whose usage the client did not ask for."""
     has_stream_options: bool = False
     """The field is there, be it null."""
+    num_prompt_bytes: int = 0
+    """Of prompt and template, known after they are forgotten."""
+
+    def forget_prompt(self) -> ParsedBody:
+        """The same without prompt and template: an answer may take an hour, and nobody reads them any more."""
+        return msgspec.structs.replace(self, prompt=b"", template=b"")
 
 
 _DECODER: Final = msgspec.json.Decoder(_Body)
@@ -71,12 +77,15 @@ def parse_body(body: bytes) -> ParsedBody | ApiError:
         return ApiError(ErrorCode.INVALID_VALUE, f"the body is not valid JSON: {error}")
     limit = read.max_completion_tokens if read.max_completion_tokens is not None else read.max_tokens
     prompt = bytes(read.messages)
+    if prompt == _NULL:
+        prompt = bytes(read.prompt)
+    template = _join(read.tools, read.chat_template, read.chat_template_kwargs)
     has_options = read.stream_options is not _ABSENT
     return ParsedBody(
         model=read.model or "",
         stream=bool(read.stream),
-        prompt=prompt if prompt != _NULL else bytes(read.prompt),
-        template=_join(read.tools, read.chat_template, read.chat_template_kwargs),
+        prompt=prompt,
+        template=template,
         max_output_tokens=_bound(limit),
         num_choices=max(1, _bound(read.n) or 1),
         cache_salt=read.cache_salt or "",
@@ -84,6 +93,7 @@ def parse_body(body: bytes) -> ParsedBody | ApiError:
         num_bytes=len(body),
         hides_usage=bool(read.stream) and (not has_options or must_ask(read.stream_options)),
         has_stream_options=has_options,
+        num_prompt_bytes=len(prompt) + len(template),
     )
 
 
