@@ -1,9 +1,9 @@
 """Own traces in the Mooncake format: sessions of several turns under shared system prompts.
 
 A session opens with one of `num_prompts` system prompts, chosen with Zipf's weights; every turn repeats all that
-was said before, the last answer included, and adds the user's words, after that answer's time and a pause to read
-and think: a turn that holds an answer cannot come before it. Nothing is taken from a public file; the presets only
-resemble their kinds.
+was said before, the last answer included, and adds the user's words, after a pause to read and think. The pause is
+never shorter than the answer takes: a turn that holds an answer cannot come before it. Nothing is taken from a
+public file; the presets only resemble their kinds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     user_tokens: int = 900
     output_tokens: int = 250
     seconds_per_output_token: float = 0.0125
-    """Of an unhurried engine: no turn comes before the answer that it repeats could have been written."""
+    """Of an unhurried engine; a turn that came sooner would reach gateways that have not heard of the one before."""
     spread: float = 0.9
     """Sigma of the logarithm of user and output lengths."""
     max_input_tokens: int = 120_000
@@ -149,8 +149,8 @@ def generate_trace(workload: Workload, *, seed: int) -> list[TraceRequest]:
             requests.append(generator.take_turn(session, seconds))
             if generator.random.uniform() >= keep_on:
                 break
-            seconds += requests[-1].output_length * workload.seconds_per_output_token
-            seconds += generator.draw_pause(workload.think_seconds)
+            answer_seconds = requests[-1].output_length * workload.seconds_per_output_token
+            seconds += max(generator.draw_pause(workload.think_seconds), answer_seconds)
     last_start = started_at * 1000
     kept = [request for request in requests if request.timestamp <= last_start]
     return sorted(kept, key=lambda request: request.timestamp)
