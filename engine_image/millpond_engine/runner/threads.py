@@ -13,12 +13,18 @@ import os
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
+SPIN_COUNT = "2000"
+"""Looks at the partner before sleeping, some 100 microseconds: longer than the gaps within a step, and nothing
+against the time slice of whoever else has the partner's processor."""
+
 
 def prepare_threads(
     environ: MutableMapping[str, str] = os.environ, root: Path = Path("/"), *, size: int = 1
 ) -> int:
     """Set what OpenMP reads when it loads, unless the user has; returns the number of threads of each of `size` ranks."""
-    environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if "OMP_WAIT_POLICY" not in environ:
+        environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     available = count_processors(len(os.sched_getaffinity(0)), root)
     environ.setdefault("OMP_NUM_THREADS", str(max(1, available // size)))
     try:

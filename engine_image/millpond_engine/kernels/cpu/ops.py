@@ -78,7 +78,9 @@ class CpuOps:
         return residual.index_select(0, wanted)
 
     def gated(self, x: torch.Tensor, weight: PackedMatrix) -> torch.Tensor:
-        return self._multiply(x, weight, self._buffer("gated", x.shape[0], weight.outputs, self.input_dtype), GATE)
+        return self._multiply(
+            x, weight, self._buffer("gated", x.shape[0], weight.outputs, self.input_dtype), GATE
+        )
 
     def scores(self, x: torch.Tensor, weight: PackedMatrix) -> torch.Tensor:
         out = self._buffer("scores", x.shape[0], weight.outputs, torch.float32)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from millpond_engine.runner.threads import count_processors, prepare_threads
+from millpond_engine.runner.threads import SPIN_COUNT, count_processors, prepare_threads
 
 
 def write(root: Path, name: str, text: str) -> None:
@@ -36,12 +36,12 @@ def test_without_a_quota_the_affinity_counts(tmp_path: Path) -> None:
 def test_what_the_user_set_stays(tmp_path: Path) -> None:
     environ = {"OMP_NUM_THREADS": "7", "OMP_WAIT_POLICY": "ACTIVE"}
     assert prepare_threads(environ, tmp_path) == 7
-    assert environ["OMP_WAIT_POLICY"] == "ACTIVE"
+    assert environ == {"OMP_NUM_THREADS": "7", "OMP_WAIT_POLICY": "ACTIVE"}
     assert prepare_threads({"OMP_NUM_THREADS": "4,2"}, tmp_path) == 1
 
 
-def test_threads_sleep_while_they_wait(tmp_path: Path) -> None:
+def test_threads_sleep_when_they_wait_for_long(tmp_path: Path) -> None:
     environ: dict[str, str] = {}
     write(tmp_path, "cpu.max", "100000 100000")
     assert prepare_threads(environ, tmp_path) == 1
-    assert environ == {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    assert environ == {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": SPIN_COUNT}
