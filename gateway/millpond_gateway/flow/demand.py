@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import msgspec
@@ -26,12 +27,15 @@ class DemandView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Ring:
-    """Sums per second over the last minute, the current second apart."""
+    """Sums per second over the last minute, the current second apart.
+
+    Kept in an array: numbers that are objects of their own, made during a burst, would keep its memory.
+    """
 
     __slots__ = ("_second", "_sums")
 
     def __init__(self, second: int) -> None:
-        self._sums = [0] * (_WINDOW + 1)
+        self._sums = array("q", [0]) * (_WINDOW + 1)
         self._second = second
 
     def add(self, second: int, amount: int) -> None:
@@ -40,7 +44,7 @@ class _Ring:
 
     def advance(self, second: int) -> None:
         if second - self._second > _WINDOW:
-            self._sums = [0] * (_WINDOW + 1)
+            self._sums = array("q", [0]) * (_WINDOW + 1)
             self._second = second
         while self._second < second:
             self._second += 1
@@ -58,14 +62,14 @@ class _Times:
 
     def __init__(self, half: int) -> None:
         self._half = half
-        self._current = [0] * _NUM_BUCKETS
-        self._last = [0] * _NUM_BUCKETS
+        self._current = array("q", [0]) * _NUM_BUCKETS
+        self._last = array("q", [0]) * _NUM_BUCKETS
 
     def advance(self, half: int) -> None:
         if half <= self._half:
             return
-        self._last = self._current if half == self._half + 1 else [0] * _NUM_BUCKETS
-        self._current = [0] * _NUM_BUCKETS
+        self._last = self._current if half == self._half + 1 else array("q", [0]) * _NUM_BUCKETS
+        self._current = array("q", [0]) * _NUM_BUCKETS
         self._half = half
 
     def add(self, seconds: float) -> None:
