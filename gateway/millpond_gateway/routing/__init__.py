@@ -14,7 +14,7 @@
     keys        block keys of prompts, from tokens or from text
 
 Two prices differ from a plain sum of uncached tokens, because a replay of generated traces showed them to matter
-(`benchmarks/gateway_policy.py`). The price of recompute follows the pool's utilization: at low load nobody waits
+(`benchmarks.gateway_policy`). The price of recompute follows the pool's utilization: at low load nobody waits
 behind the recomputed tokens. And a missing prefix that several sessions share is priced at its own time: with the
 full price a hot system prompt stayed on one replica until seconds of queue had built up there.
 """
