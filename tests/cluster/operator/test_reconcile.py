@@ -232,12 +232,17 @@ def test_op_093_a_pool_without_room_waits_with_a_reason_and_starts_by_itself(wor
     world.wait_ready("second")
 
 
-def test_op_007_the_operator_uses_no_api_that_may_be_missing(world: World) -> None:
-    """KEDA, monitors, gangs of pods: none is installed here, none is asked for, and pools work."""
+def test_op_007_the_operator_uses_no_api_that_may_be_missing(own_world: World) -> None:
+    """KEDA, monitors, gangs of pods: none is installed here, none is asked for, and pools work.
+
+    The operator is one of the test's own: others have pools that name optional kinds.
+    """
+    world = own_world
     optional = {"keda.sh", "monitoring.coreos.com", "leaderworkerset.x-k8s.io", "scheduling.volcano.sh"}
     served = {group.name for group in client.ApisApi(world.kube.api_client).get_api_versions().groups}
     if optional <= served:
         pytest.skip("every optional API is installed in this cluster")
+    world.start_operator()
     world.create("spartan", replicas=1)
     world.wait_ready("spartan")
     known = {kind.name for kind in (*WATCHED, EVENT, LEASE, SECRET, NODE)} | {"HorizontalPodAutoscaler"}
