@@ -11,7 +11,12 @@ import pytest
 from tests.fixtures.gateway import MODEL, MakeEngine, MakeGateway, Script
 from tests.gateway.wire import BODY, STREAM_BODY, make_request, talk
 
-CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "stream": True}
+CHAT = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "hello"}],
+    "stream": True,
+    "stream_options": {"include_usage": True},
+}
 
 
 async def test_a_stream_passes_byte_for_byte(make_engine: MakeEngine, make_gateway: MakeGateway) -> None:
