@@ -326,10 +326,25 @@ async def test_a_stream_cut_inside_an_event_breaks_without_a_torn_error_event(
     make_engine: MakeEngine, make_gateway: MakeGateway
 ) -> None:
     gateway = await make_gateway(
-        await make_engine(script=Script(num_chunks=9, die_after_chunks=3, die_mid_event=True))
+        await make_engine(script=Script(num_chunks=9, die_after_chunks=3, die_mid_event=True)),
+        hidden_usage=False,
     )
     received = await talk(gateway, make_request(STREAM_BODY))
     assert b"event: error" not in received
+    assert b"[DONE]" not in received
+    assert not received.endswith(b"0\r\n\r\n")
+
+
+async def test_half_an_event_that_was_kept_back_leaves_room_for_the_error_event(
+    make_engine: MakeEngine, make_gateway: MakeGateway
+) -> None:
+    gateway = await make_gateway(
+        await make_engine(script=Script(num_chunks=9, die_after_chunks=3, die_mid_event=True))
+    )
+    received = await talk(gateway, make_request(STREAM_BODY))
+    events = [piece for piece in received.split(b"\n\n") if b"data: " in piece]
+    assert len(events) == 4
+    assert b"event: error\ndata: " in events[3]
     assert b"[DONE]" not in received
     assert not received.endswith(b"0\r\n\r\n")
 

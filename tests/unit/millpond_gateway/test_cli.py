@@ -59,6 +59,7 @@ def test_outside_a_cluster_one_line_says_what_to_do(
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("millpond_gateway.cli.configure_log", lambda: None)  # it outlives the test
     assert main(["--port", "0", "--admin-port", "0"]) == 2
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1
