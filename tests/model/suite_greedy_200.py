@@ -128,9 +128,15 @@ def test_two_ranks(smollm2_gguf: Path, prompts: list[tuple[int, ...]], expected:
 def test_preempted(
     smollm2_gguf: Path, prompts: list[tuple[int, ...]], expected: list[list[int]], mode: str
 ) -> None:
+    """Answers of one token first: the scheduler then expects short ones, and admits more than the pool can hold."""
     small = make_runner(smollm2_gguf, blocks=14, host_blocks=60)
-    found, driver = _run(small, prompts[:60], preemption=mode)
-    assert found == expected[:60]
+    driver = EngineDriver(small, preemption=mode)
+    for prompt in prompts[60:100]:
+        driver.add(prompt[:20], 1)
+    driver.run()
+    ids = [driver.add(prompt, WANTED) for prompt in prompts[:60]]
+    driver.run()
+    assert [driver.tokens(request_id) for request_id in ids] == expected[:60]
     assert {event.mode.value for event in driver.preemptions} == {mode.lower()}
 
 
