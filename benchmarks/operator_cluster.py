@@ -137,11 +137,11 @@ class OperatorProcess:
         return False
 
     def read_metrics(self) -> dict[tuple[str, ...], float]:
-        """Samples by name and label values."""
+        """Samples by name and label values, in the order of the labels' names."""
         url = f"http://127.0.0.1:{self.metrics_port}/metrics"
         text = urllib.request.urlopen(url, timeout=10).read().decode()
         return {
-            (sample.name, *sample.labels.values()): sample.value
+            (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
             for family in text_string_to_metric_families(text)
             for sample in family.samples
         }
@@ -151,7 +151,7 @@ class OperatorProcess:
         found: dict[tuple[str, str], int] = {}
         for (name, *values), value in self.read_metrics().items():
             if name == "millpond_operator_api_requests_total":
-                verb, kind = values[0], values[1]
+                _code, kind, verb = values
                 found[verb, kind] = found.get((verb, kind), 0) + int(value)
         return found
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import Figure, write_figures
+from benchmarks.figures import Figure, report
 from benchmarks.operator_cluster import OperatorProcess, connect, make_namespace, make_pool, use_cluster
 from kubernetes import client, watch
 
@@ -63,7 +63,7 @@ class PodWatch:
                 self._seen.put((event["object"].metadata.name, time.monotonic()))
 
 
-def main() -> None:
+def main() -> int:
     """Measure, print, write the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pools", type=int, default=20)
@@ -77,10 +77,7 @@ def main() -> None:
         finally:
             operator.stop()
     figures = make_figures(times)
-    for figure in figures:
-        print(figure)
-    if arguments.json:
-        write_figures(arguments.json, figures)
+    return report(figures, arguments.json)
 
 
 def measure(kubeconfig: Path, namespace: str, num: int) -> Times:
@@ -162,4 +159,4 @@ def make_figures(times: Times) -> list[Figure]:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

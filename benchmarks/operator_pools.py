@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import Figure, write_figures
+from benchmarks.figures import Figure, report
 from benchmarks.operator_cluster import OperatorProcess, connect, make_namespace, make_pool, use_cluster
 from benchmarks.operator_world import FakeNode, serve_gateways
 from kubernetes import client
@@ -52,7 +52,7 @@ class Outcome:
     """MiB, of both processes."""
 
 
-def main() -> None:
+def main() -> int:
     """Measure, print, write the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pools", type=int, default=1000)
@@ -71,10 +71,7 @@ def main() -> None:
         serve_gateways(node)
         outcome = measure(kubeconfig, names, arguments)
     figures = make_figures(outcome)
-    for figure in figures:
-        print(figure)
-    if arguments.json:
-        write_figures(arguments.json, figures)
+    return report(figures, arguments.json)
 
 
 def measure(kubeconfig: Path, namespaces: list[str], arguments: argparse.Namespace) -> Outcome:
@@ -203,4 +200,4 @@ def make_figures(outcome: Outcome) -> list[Figure]:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())
