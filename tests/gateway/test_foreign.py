@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import zmq
 import zmq.asyncio
-from tests.fixtures.gateway import MODEL, FakeEngine, MakeEngine, MakeGateway
+from tests.fixtures.gateway import MODEL, FakeEngine, MakeEngine, MakeGateway, Script
 from tests.gateway.wire import ask, make_request
 
 from millpond_gateway.app.foreign import ForeignFacts, read_foreign
@@ -79,7 +79,10 @@ async def test_a_foreign_engine_serves_with_its_limits_known(
 async def test_vllms_events_lead_requests_to_the_replica_that_holds_the_prefix(
     as_map: bool, make_engine: MakeEngine, make_gateway: MakeGateway
 ) -> None:
-    holder, other = await make_engine(**make_foreign()), await make_engine(**make_foreign())
+    script = Script(
+        num_chunks=1, prompt_tokens=320, cached_tokens=319
+    )  # what it tells agrees with its events
+    holder, other = [await make_engine(**make_foreign(script=script)) for _ in range(2)]
     async with publish() as (port, send):
         static = f"{MODEL}={holder.url}?events={port},{other.url}"
         gateway = await make_gateway(holder, other, options={"static": (static,)})
