@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.figures import Figure, write_figures
+from benchmarks.figures import Figure, report
 
 from millpond_simulator.autoscaling.fluid import Outcome, Rule, Setting, compute_work, replay
 from millpond_simulator.autoscaling.rules import HpaQueue, Keda, Millpond, Saturation, TwoLoops
@@ -38,8 +39,8 @@ class Row:
     downs_in_outage: int
 
 
-def main() -> None:
-    """Replay, print the table, write the figures."""
+def main() -> int:
+    """Replay, print the table, write the figures; the exit status says whether every goal is met."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hours", type=float, default=24.0)
     parser.add_argument("--seeds", type=int, default=3)
@@ -59,9 +60,7 @@ def main() -> None:
             f"{row.name:24} {row.share:10.1%} {row.gpu_hours:10.1f} {row.reversals:12.2f} {row.downs_in_outage:16d}"
         )
     figures = make_figures(rows, *measure_step(setting), setting)
-    print("\n".join(map(str, figures)))
-    if arguments.json:
-        write_figures(arguments.json, figures)
+    return report(figures, arguments.json)
 
 
 def load_traces(arguments: argparse.Namespace) -> list[list[Arrival]]:
@@ -130,4 +129,4 @@ def make_figures(rows: dict[str, Row], overshoot: float, recovery: float, settin
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
