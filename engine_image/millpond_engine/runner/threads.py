@@ -14,8 +14,8 @@ from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
 SPIN_COUNT = "2000"
-"""Looks at the partner before sleeping, some 100 microseconds: longer than the gaps within a step, and nothing
-against the time slice of whoever else has the partner's processor."""
+"""Looks at the partner before sleeping: meant to outlast the gaps within a step, and to be short against the time
+slice of whoever else has the partner's processor."""
 
 
 def prepare_threads(
