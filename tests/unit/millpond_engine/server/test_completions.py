@@ -82,7 +82,9 @@ async def test_cached_tokens_are_exact_in_answers_and_streams(engine: Running) -
     stream = await engine.stream("/v1/completions", body)
     assert stream.chunks[-1]["usage"]["prompt_tokens_details"]["cached_tokens"] == 96
     await engine.settle()
-    assert (await engine.state())["prefixHitTokens"] == 192, "what the autoscaler takes the victim's worth from"
+    assert (await engine.state())["prefixHitTokens"] == 192, (
+        "what the autoscaler takes the victim's worth from"
+    )
 
 
 async def test_eng_045_a_stop_string_ends_a_stream_without_showing_a_piece() -> None:
