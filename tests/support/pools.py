@@ -158,6 +158,7 @@ def make_full_scheduling() -> Manifest:
                 "name": "acme",
                 "weight": 3,
                 "maxConcurrency": 64,
+                "tokensPerMinute": 100000,
                 "maxCachePercent": 40,
                 "apiKeySecretRef": {"name": "acme-keys"},
             }

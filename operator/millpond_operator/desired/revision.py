@@ -45,8 +45,10 @@ def list_inputs(pool: InferencePool, role: RoleView) -> dict[str, Any]:
 
 
 def _drop_keys(tenants: tuple[Any, ...]) -> tuple[Any, ...]:
-    """API keys are the gateway's business."""
-    return tuple(msgspec.structs.replace(tenant, api_key_secret_ref=None) for tenant in tenants)
+    """API keys and the limit of tokens per minute are the gateway's business."""
+    return tuple(
+        msgspec.structs.replace(tenant, api_key_secret_ref=None, tokens_per_minute=None) for tenant in tenants
+    )
 
 
 def strip_defaults(value: Any) -> Any:

@@ -44,7 +44,7 @@ def parse_pod(obj: Obj) -> Pod:
         created_at=parse_time(metadata.get("creationTimestamp")) or 0.0,
         ready_since=parse_time(ready.get("lastTransitionTime")) if ready.get("status") == "True" else None,
         unschedulable_message=str(scheduled.get("message") or "")
-        if scheduled.get("status") == "False"
+        if scheduled.get("status") == "False" and not spec.get("nodeName")
         else "",
         deletion_cost=_parse_int((metadata.get("annotations") or {}).get(DELETION_COST)),
         containers=tuple(_parse_containers(status)),

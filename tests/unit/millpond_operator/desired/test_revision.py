@@ -35,6 +35,14 @@ def test_numbers_and_defaults_roll_nothing(spec: dict[str, Any]) -> None:
     assert make_revision(make_pool(**spec)) == BASE
 
 
+def test_what_only_gateways_know_of_a_tenant_rolls_nothing() -> None:
+    def revise(**tenant: Any) -> str:
+        return make_revision(make_pool(scheduling={"tenants": [{"name": "acme", **tenant}]}))
+
+    assert revise(tokensPerMinute=1000) == revise(apiKeySecretRef={"name": "keys"}) == revise()
+    assert revise(weight=3) != revise()
+
+
 @pytest.mark.parametrize(
     "spec",
     [
