@@ -36,23 +36,28 @@ def prompts() -> list[tuple[int, ...]]:
 
 @pytest.fixture(scope="module")
 def expected(prompts: list[tuple[int, ...]], smollm2_float32: Path, request: Any) -> list[list[int]]:
+    return _answers(smollm2_float32, request, prompts, WANTED)
+
+
+def _answers(model: Path, request: Any, prompts: list[tuple[int, ...]], wanted: int) -> list[list[int]]:
     """What transformers generates; kept beside the model, whose name carries transformers' version."""
-    key = hashlib.sha256(json.dumps([prompts, WANTED]).encode()).hexdigest()[:16]
-    kept = smollm2_float32.parent / f"{smollm2_float32.name}-greedy-{key}.json"
+    key = hashlib.sha256(json.dumps([prompts, wanted]).encode()).hexdigest()[:16]
+    kept = model.parent / f"{model.name}-greedy-{key}.json"
     if not kept.exists():
         oracle = request.getfixturevalue("smollm2_oracle")
         part = kept.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps([_generate(oracle, prompt) for prompt in prompts]), encoding="utf-8")
+        made = [_generate(oracle, prompt, wanted) for prompt in prompts]
+        part.write_text(json.dumps(made), encoding="utf-8")
         part.rename(kept)
     found: list[list[int]] = json.loads(kept.read_text(encoding="utf-8"))
     return found
 
 
-def _generate(oracle: Any, prompt: tuple[int, ...]) -> list[int]:
+def _generate(oracle: Any, prompt: tuple[int, ...], wanted: int) -> list[int]:
     import torch
 
     out = oracle.generate(
-        torch.tensor([prompt]), max_new_tokens=WANTED, do_sample=False, eos_token_id=None, pad_token_id=2
+        torch.tensor([prompt]), max_new_tokens=wanted, do_sample=False, eos_token_id=None, pad_token_id=2
     )
     tokens: list[int] = out[0, len(prompt) :].tolist()
     return tokens
@@ -126,17 +131,15 @@ def test_two_ranks(smollm2_gguf: Path, prompts: list[tuple[int, ...]], expected:
 
 @pytest.mark.parametrize("mode", ["Swap", "Recompute"])
 def test_preempted(
-    smollm2_gguf: Path, prompts: list[tuple[int, ...]], expected: list[list[int]], mode: str
+    smollm2_gguf: Path, smollm2_float32: Path, prompts: list[tuple[int, ...]], mode: str, request: Any
 ) -> None:
-    """Answers of one token first: the scheduler then expects short ones, and admits more than the pool can hold."""
-    small = make_runner(smollm2_gguf, blocks=14, host_blocks=60)
-    driver = EngineDriver(small, preemption=mode)
-    for prompt in prompts[60:100]:
-        driver.add(prompt[:20], 1)
+    """Long answers to short prompts: the scheduler at first expects a quarter of them, and admits too much."""
+    few = [prompt for prompt in prompts if len(prompt) <= 40][:24]
+    answers = _answers(smollm2_float32, request, few, 48)
+    driver = EngineDriver(make_runner(smollm2_gguf, blocks=14, host_blocks=60), preemption=mode)
+    ids = [driver.add(prompt, 48) for prompt in few]
     driver.run()
-    ids = [driver.add(prompt, WANTED) for prompt in prompts[:60]]
-    driver.run()
-    assert [driver.tokens(request_id) for request_id in ids] == expected[:60]
+    assert [driver.tokens(request_id) for request_id in ids] == answers
     assert {event.mode.value for event in driver.preemptions} == {mode.lower()}
 
 
