@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+MIN_TEMPERATURE = 1e-4
+"""Lower ones draw as this one does, which is the likeliest token but for ties: scores divided by less overflow."""
 NUM_CANDIDATES = 1024
 """Most likely tokens looked at first; rows whose truncation reaches further are sorted whole."""
 
@@ -42,7 +44,8 @@ def draw(logits: torch.Tensor, params: DrawParams) -> torch.Tensor:
         rows = wanted.nonzero().squeeze(1)
         if rows.numel():
             part = params.select(rows)
-            chosen[rows] = choose(logits[rows] / part.temperature.unsqueeze(1), part)
+            temperature = part.temperature.clamp(min=MIN_TEMPERATURE).unsqueeze(1)
+            chosen[rows] = choose(logits[rows] / temperature, part)
     return chosen
 
 

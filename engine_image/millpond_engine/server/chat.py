@@ -18,7 +18,14 @@ from millpond_engine.server.conversation import ToolPlan, plan_tools, render_con
 from millpond_engine.server.errors import bad_value
 from millpond_engine.server.intake import Caller, get_now, parse_body, read_body, read_caller
 from millpond_engine.server.logprobs import MAX_LOGPROBS, LogprobWriter, make_prompt_logprobs
-from millpond_engine.server.prepare import LengthRule, PreparedCall, make_options, make_requests, truncate
+from millpond_engine.server.prepare import (
+    LengthRule,
+    PreparedCall,
+    encode_prompt,
+    make_options,
+    make_requests,
+    truncate,
+)
 from millpond_engine.server.schema import ChatBody
 from millpond_engine.text.tokenizer import Tokenizer
 from millpond_engine.text.toolcalls import CallFound, Event, ToolCallParser
@@ -47,7 +54,9 @@ def prepare(
     plan = plan_tools(body, context)
     rule = _make_rule(context, body)
     text = render_conversation(body, context, plan)
-    tokens = context.tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
+    tokens = encode_prompt(
+        context, text, add_special_tokens=bool(body.add_special_tokens), param=rule.prompt_param
+    )
     tokens = truncate(tokens, body, context.max_model_tokens)
     call = make_requests(
         context,

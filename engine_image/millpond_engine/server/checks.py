@@ -91,9 +91,8 @@ def make_sampling(
     top_p = _check_float("top_p", body.top_p, 1.0, 0.0, 1.0)
     if top_p == 0:
         raise bad_value("top_p", "must be greater than 0")
-    repetition = _check_float("repetition_penalty", body.repetition_penalty, 1.0, 0.0, 1e6)
-    if repetition == 0:
-        raise bad_value("repetition_penalty", "must be greater than 0")
+    # beyond these bounds edited scores would not be numbers any more
+    repetition = _check_float("repetition_penalty", body.repetition_penalty, 1.0, 1e-6, 1e6)
     if body.seed is not None:
         _check_int("seed", body.seed, -_INT64, _INT64 - 1)
     return SamplingParams(

@@ -22,6 +22,7 @@ from millpond_engine.server.prepare import (
     CallOptions,
     LengthRule,
     PreparedCall,
+    encode_prompt,
     make_options,
     make_requests,
     truncate,
@@ -73,8 +74,8 @@ def prepare(
     if body.echo and body.use_beam_search:
         raise bad_value("echo", "cannot be combined with use_beam_search")
     options = make_options(context, body, prefix="cmpl", num_logprobs=num_logprobs)
-    prompts = [_make_prompt(context, body, prompt) for prompt in _split_prompts(context, body)]
-    wanted = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    rule = LengthRule(_DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens, None)
+    prompts = [_make_prompt(context, body, rule, prompt) for prompt in _split_prompts(context, body)]
     prompt_logprobs = [value for value in (options.num_prompt_logprobs,) if value is not None]
     if body.echo and num_logprobs is not None:
         prompt_logprobs.append(num_logprobs)
@@ -84,7 +85,7 @@ def prepare(
         options,
         [prompt.tokens for prompt in prompts],
         caller=caller,
-        rule=LengthRule(wanted, None),
+        rule=rule,
         received_at=received_at,
         num_prompt_logprobs=max(prompt_logprobs, default=None),
     )
@@ -110,16 +111,20 @@ def _split_prompts(context: ServerContext, body: CompletionBody) -> Sequence[str
     return prompts
 
 
-def _make_prompt(context: ServerContext, body: CompletionBody, given: str | list[int]) -> Prompt:
+def _make_prompt(
+    context: ServerContext, body: CompletionBody, rule: LengthRule, given: str | list[int]
+) -> Prompt:
     tokenizer = context.tokenizer
     if isinstance(given, str):
-        tokens = tokenizer.encode(given, add_special_tokens=body.add_special_tokens is not False)
+        special = body.add_special_tokens is not False
+        tokens = encode_prompt(context, given, add_special_tokens=special, param="prompt")
     else:
         checks.check_token_ids("prompt", given, tokenizer.facts.vocabulary_size)
         tokens = given
     if not tokens:
         raise bad_value("prompt", "must not be empty")
     kept = truncate(tokens, body, context.max_model_tokens)
+    rule.compute_max_tokens(len(kept), context.max_model_tokens)  # refuses before the next is tokenized
     if not body.echo:
         return Prompt(kept, "")
     whole = isinstance(given, str) and len(kept) == len(tokens)

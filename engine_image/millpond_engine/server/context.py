@@ -15,7 +15,7 @@ from millpond_engine.server.errors import make_error
 from millpond_engine.server.lifecycle import Lifecycle
 from millpond_engine.server.limits import ServerLimits
 from millpond_engine.server.registry import RequestRegistry
-from millpond_engine.text.tokenizer import Tokenizer
+from millpond_engine.text.tokenizer import Tokenizer, measure_longest_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,10 @@ class ServerContext:
     model_root: str = ""
     """A name or path from which a client can load the tokenizer."""
     events: KvPublisher | None = None
+    longest_token_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "longest_token_bytes", measure_longest_token(self.tokenizer))
 
     @property
     def events_sequence(self) -> int:

@@ -24,6 +24,7 @@ class ServerLimits:
     max_allowed_tokens: int = 65_536
     max_bad_words: int = 128
     max_salt_characters: int = 1024
+    max_detokenized_tokens: int = 262_144
     max_template_bytes: int = 65_536
     body_seconds: float = 30.0
     """Time a client has to send its body."""

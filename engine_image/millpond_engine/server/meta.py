@@ -18,6 +18,7 @@ from millpond_engine.server.conversation import render_for_tokenize
 from millpond_engine.server.errors import bad_value, make_error
 from millpond_engine.server.generation import Generation
 from millpond_engine.server.intake import get_now, get_request_id, parse_body, read_body
+from millpond_engine.server.prepare import encode_prompt
 from millpond_engine.server.schema import DetokenizeBody, TokenizeBody
 from millpond_engine.server.sse import encode_json
 from millpond_engine.text.tokenizer import decode, describe_token
@@ -84,9 +85,10 @@ async def handle_tokenize(request: web.Request) -> web.Response:
 
 def _tokenize(context: ServerContext, body: TokenizeBody) -> list[int]:
     if body.prompt is not None:
-        return context.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        special = body.add_special_tokens is not False
+        return encode_prompt(context, body.prompt, add_special_tokens=special, param="prompt")
     text = render_for_tokenize(body, context)
-    return context.tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
+    return encode_prompt(context, text, add_special_tokens=bool(body.add_special_tokens), param="messages")
 
 
 async def handle_detokenize(request: web.Request) -> web.Response:
@@ -94,8 +96,16 @@ async def handle_detokenize(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     body = parse_body(await read_body(request, context.limits), DetokenizeBody)
     context.find_model(body.model)
-    checks.check_token_ids("tokens", body.tokens, context.tokenizer.facts.vocabulary_size)
-    return answer_json({"prompt": decode(context.tokenizer, body.tokens, skip_special_tokens=False)})
+    if len(body.tokens) > context.limits.max_detokenized_tokens:
+        raise bad_value("tokens", f"at most {context.limits.max_detokenized_tokens} tokens")
+    loop = asyncio.get_running_loop()
+    text = await loop.run_in_executor(context.executor, _detokenize, context, body.tokens)
+    return answer_json({"prompt": text})
+
+
+def _detokenize(context: ServerContext, tokens: list[int]) -> str:
+    checks.check_token_ids("tokens", tokens, context.tokenizer.facts.vocabulary_size)
+    return decode(context.tokenizer, tokens, skip_special_tokens=False)
 
 
 async def handle_health(request: web.Request) -> web.Response:

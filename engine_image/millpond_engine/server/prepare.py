@@ -81,6 +81,22 @@ class LengthRule:
         raise make_error(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param=self.prompt_param)
 
 
+def encode_prompt(context: ServerContext, text: str, *, add_special_tokens: bool, param: str) -> list[int]:
+    """Ids of a text. One that cannot fit the context however it is cut into tokens costs no tokenization.
+
+    Raises:
+        RequestError: so long a text, whatever `truncate_prompt_tokens` would leave of it.
+    """
+    limit = context.max_model_tokens * context.longest_token_bytes
+    if len(text) > limit:
+        message = (
+            f"this model's context is {context.max_model_tokens} tokens; no text of more than {limit} characters "
+            f"fits it, and this one has {len(text)}: shorten it"
+        )
+        raise make_error(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param=param)
+    return context.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
 def truncate(tokens: list[int], body: CommonBody, max_model_tokens: int) -> list[int]:
     """Keep the tail that `truncate_prompt_tokens` allows; -1 is the model's context."""
     limit = body.truncate_prompt_tokens

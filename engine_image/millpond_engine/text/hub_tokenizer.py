@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 from functools import lru_cache
 
 import tokenizers
 
 from millpond_engine.text.tokenizer import TokenizerFacts
+
+# One text at a time is all there is to do: a pool of threads, one for each CPU of the node, would only sleep.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _HEX = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -38,9 +42,12 @@ class HubTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Ids of `text`."""
-        ids: list[int] = self._tokenizer.encode(
-            _replace_surrogates(text), add_special_tokens=add_special_tokens
-        ).ids
+        # The library lets other threads run in its calls for many texts only: with `encode` a prompt of a
+        # megabyte would hold the event loop and the steps of everybody else for as long as it takes.
+        (encoding,) = self._tokenizer.encode_batch_fast(
+            [_replace_surrogates(text)], add_special_tokens=add_special_tokens
+        )
+        ids: list[int] = encoding.ids
         return ids
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -48,6 +48,11 @@ class TokenizerError(ValueError):
     """The files do not hold a tokenizer this engine can run; the message names what is missing."""
 
 
+def measure_longest_token(tokenizer: Tokenizer) -> int:
+    """Bytes of the longest token: no text of more than N times as many fits N tokens."""
+    return max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.facts.vocabulary_size))
+
+
 def decode(tokenizer: Tokenizer, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
     """Text of `token_ids`; bytes that are no character become U+FFFD."""
     facts = tokenizer.facts

@@ -119,3 +119,10 @@ def test_uniforms_are_uniform_and_differ_by_seed_and_position() -> None:
     assert ((counts - 500) ** 2 / 500).sum() < 19 + 6 * (2 * 19) ** 0.5
     neighbours = np.corrcoef(values[:-1], values[1:])[0, 1]
     assert abs(neighbours) < 0.05
+
+
+@pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-9])
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_the_lowest_temperatures_take_the_likeliest_token(temperature: float, top_p: float) -> None:
+    logits = torch.tensor([[-3.0, 20.0, 31.0, 7.0]])
+    assert draw(logits, _params(1, temperature=temperature, top_p=top_p)).item() == 2

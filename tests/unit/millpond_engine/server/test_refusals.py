@@ -12,6 +12,7 @@ from millpond_common.contract import headers
 from millpond_common.contract.engine_config import ClassConfig, SchedulingConfig
 from millpond_engine.fake.cost import CostModel
 from millpond_engine.server.limits import ServerLimits
+from millpond_engine.text.bytes_tokenizer import ByteTokenizer
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 COMPLETION = {"prompt": "hi"}
@@ -43,6 +44,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     (COMPLETION | {"presence_penalty": 3}, "presence_penalty", "invalid_value"),
     (COMPLETION | {"frequency_penalty": -3}, "frequency_penalty", "invalid_value"),
     (COMPLETION | {"repetition_penalty": 0}, "repetition_penalty", "invalid_value"),
+    (COMPLETION | {"repetition_penalty": 1e-38}, "repetition_penalty", "invalid_value"),
     (COMPLETION | {"seed": 1 << 63}, "seed", "invalid_value"),
     (COMPLETION | {"logit_bias": {"x": 1}}, "logit_bias", "invalid_value"),
     (COMPLETION | {"logit_bias": {"259": 1}}, "logit_bias", "invalid_value"),
@@ -345,3 +347,47 @@ async def test_messages_hold_no_prompt_text(engine: Running) -> None:
         status, answer = await engine.post("/v1/completions", body)
         assert status == 400
         assert "secret" not in json.dumps(answer)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": "x" * 100_000}, "prompt"),
+        ("/v1/completions", {"prompt": "x" * 100_000, "truncate_prompt_tokens": 5}, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 100_000}]}, "messages"),
+        ("/tokenize", {"prompt": "x" * 100_000}, "prompt"),
+    ],
+)
+async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
+    engine: Running, path: str, body: Any, param: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> list[int]:
+        raise AssertionError("tokenized")
+
+    monkeypatch.setattr(ByteTokenizer, "encode", refuse)
+    status, answer = await engine.post(path, body)
+    assert status == 400, answer
+    assert (answer["error"]["code"], answer["error"]["param"]) == ("context_length_exceeded", param)
+    assert "shorten it" in answer["error"]["message"]
+
+
+async def test_of_many_prompts_the_first_that_is_too_long_ends_the_work(
+    engine: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    encode = ByteTokenizer.encode
+
+    def count(self: ByteTokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+        calls.append(len(text))
+        return encode(self, text, add_special_tokens=add_special_tokens)
+
+    monkeypatch.setattr(ByteTokenizer, "encode", count)
+    status, answer = await engine.post("/v1/completions", {"prompt": ["hi", *["x" * 2000] * 200]})
+    assert (status, answer["error"]["code"], calls) == (400, "context_length_exceeded", [2, 2000])
+
+
+async def test_detokenize_takes_a_bounded_list(engine: Running) -> None:
+    limit = ServerLimits().max_detokenized_tokens
+    status, answer = await engine.post("/detokenize", {"tokens": [65] * (limit + 1)})
+    assert (status, answer["error"]["param"]) == (400, "tokens")
+    assert (await engine.post("/detokenize", {"tokens": [65] * limit}))[1] == {"prompt": "A" * limit}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,21 @@ def test_eng_047_any_ids_stream_to_the_full_decode_of_transformers(
     detokenizer = Detokenizer(tokenizer, skip_special_tokens=True)
     streamed = "".join([*[detokenizer.push([i]) for i in ids], detokenizer.flush()])
     assert streamed == oracle.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+@pytest.mark.model
+def test_other_threads_run_while_a_long_text_is_encoded(tokenizer: Tokenizer) -> None:
+    ids: list[int] = []
+    encode = threading.Thread(
+        target=lambda: ids.extend(tokenizer.encode("a b" * 200_000, add_special_tokens=True))
+    )
+    encode.start()
+    num_turns = 0
+    while encode.is_alive():
+        time.sleep(0.001)
+        num_turns += 1
+    assert len(ids) == 200_001
+    assert num_turns > 10
 
 
 @pytest.mark.model
