@@ -23,7 +23,7 @@ from millpond_operator.observe.progress import FetchProgress
 from millpond_operator.observe.references import ReferenceChecker
 from millpond_operator.observe.reports import ReportCache
 from millpond_operator.observe.scalers import ScalerWatcher
-from millpond_operator.observe.store import GATEWAY_OWNER, Store
+from millpond_operator.observe.store import GATEWAY_OWNER, Store, Stored
 from millpond_operator.plan.capacity import compute_capacity, may_run
 from millpond_operator.plan.claims import pick_memory
 from millpond_operator.plan.devices import find_device_memory
@@ -83,19 +83,21 @@ class Observer:
         Raises:
             SpecError: the pool cannot be read.
         """
-        raw = self.get_raw(namespace, name)
-        if raw is None:
+        pool = self._store.read(POOL, namespace, name, _read_pool)
+        if pool is None:
             return None
         return PoolSnapshot(
-            pool=parse_pool(raw),
+            pool=pool,
             observed_at=now,
             workloads=self._list_workloads(namespace, name),
             pods=self._list_pods(namespace, name),
+            scalers=self._scalers.get_names(namespace, name),
+            count_manager=self._find_count_manager(namespace, name),
         )
 
     def list_gateway_pods(self, namespace: str) -> list[Pod]:
         """Pods of the namespace's gateway."""
-        return [parse_pod(stored.body) for stored in self._store.list_of_pool(POD, namespace, GATEWAY_OWNER)]
+        return self._store.read_of_pool(POD, namespace, GATEWAY_OWNER, _read_pod)
 
     async def observe(self, namespace: str, name: str, now: float) -> PoolSnapshot | None:
         """Everything about one pool now; None when it is gone.
@@ -104,10 +106,9 @@ class Observer:
             SpecError: the pool cannot be read.
             KubeError: a call failed that a decision needs.
         """
-        raw = self.get_raw(namespace, name)
-        if raw is None:
+        pool = self._store.read(POOL, namespace, name, _read_pool)
+        if pool is None:
             return None
-        pool = parse_pool(raw)
         pods = self._list_pods(namespace, name)
         workloads = self._list_workloads(namespace, name)
         settled = is_settled(pool)
@@ -171,15 +172,11 @@ class Observer:
         return stored.replicas_manager if stored is not None else ""
 
     def _list_pods(self, namespace: str, pool: str) -> tuple[Pod, ...]:
-        return tuple(
-            pod
-            for stored in self._store.list_of_pool(POD, namespace, pool)
-            if (pod := parse_pod(stored.body)).phase != "Succeeded"
-        )
+        pods = self._store.read_of_pool(POD, namespace, pool, _read_pod)
+        return tuple(pod for pod in pods if pod.phase != "Succeeded")
 
     def _list_workloads(self, namespace: str, pool: str) -> tuple[Workload, ...]:
-        found = self._store.list_of_pool(DEPLOYMENT, namespace, pool)
-        return tuple(parse_workload(stored.body, stored.replicas_manager) for stored in found)
+        return tuple(self._store.read_of_pool(DEPLOYMENT, namespace, pool, _read_workload))
 
     def _list_children(self, pool: InferencePool, workloads: tuple[Workload, ...]) -> tuple[Child, ...]:
         """Objects with our labels, and objects of others under names the pool needs."""
@@ -280,6 +277,18 @@ def _find_pod_spec(store: Store, pool: InferencePool, role: str, revision: str) 
         "nodeSelector": template.node_selector,
         "tolerations": list(template.tolerations),
     }
+
+
+def _read_pool(stored: Stored) -> InferencePool:
+    return parse_pool(stored.body)
+
+
+def _read_pod(stored: Stored) -> Pod:
+    return parse_pod(stored.body)
+
+
+def _read_workload(stored: Stored) -> Workload:
+    return parse_workload(stored.body, stored.replicas_manager)
 
 
 def _rank_owner(metadata: Mapping[str, Any]) -> tuple[bool, str, str]:

@@ -6,14 +6,16 @@ One store serves all pools, so an idle pool costs no call. Resource versions dec
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from millpond_common.contract import labels
 from millpond_operator.desired.kinds import DEPLOYMENT, POOL, Kind
 
 Obj = Mapping[str, Any]
+T = TypeVar("T")
+K = TypeVar("K")
 Key = tuple[str, str]
 """Namespace and name."""
 
@@ -32,10 +34,13 @@ class Stored:
 
 
 class Store:
-    """Objects by kind, namespace and name, with an index by the pool they belong to."""
+    """Objects by kind, namespace and name, with an index by the pool they belong to and one by namespace."""
 
     def __init__(self) -> None:
         self._objects: dict[str, dict[Key, Stored]] = defaultdict(dict)
+        self._by_namespace: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+        self._read: dict[tuple[str, Key], object] = {}
+        self._changes: dict[str, int] = defaultdict(int)
         self._by_pool: dict[str, dict[Key, set[str]]] = defaultdict(lambda: defaultdict(set))
         self._removed: dict[str, dict[Key, int]] = defaultdict(dict)
         self._synced: set[str] = set()
@@ -53,6 +58,7 @@ class Store:
             self._unindex(kind, known.body)
         self._objects[kind.plural][key] = stored
         self._index(kind, obj)
+        self._note_change(kind, key)
         return True
 
     def remove(self, kind: Kind, obj: Obj) -> bool:
@@ -63,6 +69,7 @@ class Store:
             return False
         self._unindex(kind, known.body)
         del self._objects[kind.plural][key]
+        self._note_change(kind, key)
         self._removed[kind.plural][key] = max(known.version, _version(obj))
         return True
 
@@ -93,28 +100,55 @@ class Store:
 
     def list_in_namespace(self, kind: Kind, namespace: str) -> list[Stored]:
         """All objects of a namespace, by name."""
-        found = [stored for key, stored in self._objects[kind.plural].items() if key[0] == namespace]
-        return sorted(found, key=lambda stored: str(stored.body["metadata"]["name"]))
+        names = self._by_namespace[kind.plural].get(namespace, set())
+        return [self._objects[kind.plural][(namespace, name)] for name in sorted(names)]
+
+    def read(self, kind: Kind, namespace: str, name: str, parse: Callable[[Stored], T]) -> T | None:
+        """One object as `parse` reads it, parsed once per copy; None when it is gone. One kind is read by one parser.
+
+        What `parse` raises is raised again each time.
+        """
+        key = (namespace, name)
+        stored = self._objects[kind.plural].get(key)
+        if stored is None:
+            return None
+        slot = (kind.plural, key)
+        if slot not in self._read:
+            self._read[slot] = parse(stored)
+        found: Any = self._read[slot]
+        return found  # type: ignore[no-any-return]
+
+    def read_of_pool(self, kind: Kind, namespace: str, pool: str, parse: Callable[[Stored], T]) -> list[T]:
+        """Objects that carry the pool's label, by name, each as `parse` reads it."""
+        names = sorted(self._by_pool[kind.plural].get((namespace, pool), ()))
+        found = (self.read(kind, namespace, name, parse) for name in names)
+        return [entry for entry in found if entry is not None]
+
+    def count_changes(self, kind: Kind) -> int:
+        """A number that grows with every change of the kind: while it stays, so does what was derived from them."""
+        return self._changes[kind.plural]
 
     def keys(self, kind: Kind) -> list[Key]:
         """Namespaces and names of all objects of a kind."""
         return list(self._objects[kind.plural])
 
+    def _note_change(self, kind: Kind, key: Key) -> None:
+        self._changes[kind.plural] += 1
+        self._read.pop((kind.plural, key), None)
+
     def _index(self, kind: Kind, obj: Obj) -> None:
+        namespace, name = _key(obj)
+        self._by_namespace[kind.plural][namespace].add(name)
         pool = find_owner_pool(obj)
         if pool is not None:
-            namespace, name = _key(obj)
             self._by_pool[kind.plural][(namespace, pool)].add(name)
 
     def _unindex(self, kind: Kind, obj: Obj) -> None:
-        pool = find_owner_pool(obj)
-        if pool is None:
-            return
         namespace, name = _key(obj)
-        names = self._by_pool[kind.plural][(namespace, pool)]
-        names.discard(name)
-        if not names:
-            del self._by_pool[kind.plural][(namespace, pool)]
+        _discard(self._by_namespace[kind.plural], namespace, name)
+        pool = find_owner_pool(obj)
+        if pool is not None:
+            _discard(self._by_pool[kind.plural], (namespace, pool), name)
 
 
 def find_owner_pool(obj: Obj) -> str | None:
@@ -142,6 +176,12 @@ def _slim(kind: Kind, obj: Obj) -> Stored:
     if kind == POOL:
         manager = find_replicas_manager(obj, subresource="scale")
     return Stored({**obj, "metadata": metadata}, _version(obj), manager)
+
+
+def _discard(index: dict[K, set[str]], key: K, name: str) -> None:
+    index[key].discard(name)
+    if not index[key]:
+        del index[key]
 
 
 def _key(obj: Obj) -> Key:

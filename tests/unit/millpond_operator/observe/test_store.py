@@ -6,7 +6,13 @@ from typing import Any
 
 from millpond_common.contract import labels
 from millpond_operator.desired.kinds import DEPLOYMENT, POD, SERVICE
-from millpond_operator.observe.store import GATEWAY_OWNER, Store, find_owner_pool, find_replicas_manager
+from millpond_operator.observe.store import (
+    GATEWAY_OWNER,
+    Store,
+    Stored,
+    find_owner_pool,
+    find_replicas_manager,
+)
 
 
 def make(
@@ -95,3 +101,50 @@ def test_who_set_the_replicas_last() -> None:
     assert stored is not None
     assert stored.replicas_manager == "kubectl"
     assert "managedFields" not in stored.body["metadata"], "the bulk of an object is not kept"
+
+
+def test_an_object_is_read_once_per_copy() -> None:
+    store = Store()
+    reads: list[int] = []
+
+    def parse(stored: Stored) -> int:
+        reads.append(stored.version)
+        return stored.version
+
+    assert store.read(POD, "ns", "a", parse) is None
+    store.put(POD, make("a", 5))
+    assert [store.read(POD, "ns", "a", parse) for _ in range(3)] == [5, 5, 5]
+    store.put(POD, make("a", 4))
+    assert store.read_of_pool(POD, "ns", "smol", parse) == [5]
+    store.put(POD, make("a", 6))
+    assert store.read_of_pool(POD, "ns", "smol", parse) == [6]
+    assert reads == [5, 6]
+    store.remove(POD, make("a", 7))
+    assert store.read(POD, "ns", "a", parse) is None
+    assert store.read_of_pool(POD, "ns", "smol", parse) == []
+
+
+def test_a_namespace_is_listed_from_its_own_objects_alone() -> None:
+    store = Store()
+    for number in range(3):
+        store.put(POD, make(f"p{2 - number}", number + 1, namespace="one"))
+        store.put(POD, make(f"q{number}", number + 1, namespace="two"))
+    names = [stored.body["metadata"]["name"] for stored in store.list_in_namespace(POD, "one")]
+    assert names == ["p0", "p1", "p2"]
+    store.put(POD, make("p1", 9, pool="other", namespace="one"))
+    store.remove(POD, make("p0", 10, namespace="one"))
+    names = [stored.body["metadata"]["name"] for stored in store.list_in_namespace(POD, "one")]
+    assert names == ["p1", "p2"]
+    assert store.list_in_namespace(SERVICE, "one") == store.list_in_namespace(POD, "none") == []
+
+
+def test_changes_are_counted_by_kind_and_old_copies_are_none() -> None:
+    store = Store()
+    store.put(POD, make("a", 5))
+    before = store.count_changes(POD)
+    store.put(POD, make("a", 5))
+    store.put(SERVICE, make("a", 9))
+    assert store.count_changes(POD) == before
+    store.put(POD, make("a", 6))
+    store.remove(POD, make("a", 7))
+    assert store.count_changes(POD) == before + 2
