@@ -16,7 +16,8 @@ class PlanSettings:
     """Earlier revisions whose record is kept."""
     surge_percent: int = 25
     """Of the desired count; at least one replica, never more than fit."""
-    settled_recheck_seconds: float = 60.0
+    settled_recheck_seconds: float = 300.0
+    """Of a pool that is as it should be: what changes marks it, this only corrects what was missed."""
     moving_recheck_seconds: float = 1.0
     """First look after a change; later ones are further apart while nothing happens."""
     draining_recheck_seconds: float = 5.0

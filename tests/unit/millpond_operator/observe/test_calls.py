@@ -7,7 +7,13 @@ from typing import Any
 
 from tests.support.operator_builders import make_container, make_pod
 
-from millpond_common.contract.gateway_report import GatewayReport, PoolReport, ProbeRequest, ProbeResult
+from millpond_common.contract.gateway_report import (
+    EndpointReport,
+    GatewayReport,
+    PoolReport,
+    ProbeRequest,
+    ProbeResult,
+)
 from millpond_operator.desired.kinds import SECRET
 from millpond_operator.errors import ForbiddenError, GatewayCallError, NotFoundError, UnreachableError
 from millpond_operator.observe.probes import Prober, ProbeTarget
@@ -28,6 +34,7 @@ class Caller:
     def __init__(self) -> None:
         self.reports = 0
         self.synced = True
+        self.routed: tuple[str, ...] = ()
         self.failure: str | None = None
         self.answer = ProbeResult(ok=True, status=200, message="", seconds=0.1)
         self.probes: list[str] = []
@@ -37,8 +44,9 @@ class Caller:
         await asyncio.sleep(0)
         if self.failure is not None:
             raise GatewayCallError(self.failure)
+        endpoints = tuple(EndpointReport(uid, uid, "r", "both", True, 0, 0) for uid in self.routed)
         return GatewayReport(
-            address, "1", 0.0, 0.0, self.synced, (PoolReport("smol", ()), PoolReport("other", ()))
+            address, "1", 0.0, 0.0, self.synced, (PoolReport("smol", endpoints), PoolReport("other", ()))
         )
 
     async def probe(self, address: str, request: ProbeRequest) -> ProbeResult:
@@ -198,3 +206,29 @@ async def test_op_004_missing_secrets_are_found_by_name_and_looked_up_again_late
     kube.existing["missing"] = True
     clock.now += 11
     assert await checker.list_missing(SECRET, "ns", ["missing"]) == ()
+
+
+async def test_a_report_marks_the_pools_whose_routes_it_changes_and_no_others() -> None:
+    caller, clock, marked = Caller(), Clock(), []
+    cache = ReportCache(caller, clock, mark=lambda namespace, pool: marked.append((namespace, pool)))
+    gateway = make_pod("g", address="10.0.0.1")
+
+    async def fetch() -> list[tuple[str, str]]:
+        marked.clear()
+        clock.now += 10.0
+        await cache.fetch_view("ns", "smol", [gateway], max_age=1.0)
+        return sorted(marked)
+
+    both = [("ns", "other"), ("ns", "smol")]
+    assert await fetch() == [], "the first report answers who asked for it"
+    assert await fetch() == []
+    caller.routed = ("uid-a",)
+    assert await fetch() == [("ns", "smol")]
+    caller.failure = "timed out"
+    assert await fetch() == [], "one lost call says nothing"
+    assert await fetch() == both
+    assert await fetch() == []
+    caller.failure = None
+    assert await fetch() == both
+    caller.synced = False
+    assert await fetch() == both
