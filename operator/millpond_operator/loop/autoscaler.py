@@ -1,15 +1,17 @@
 """The scaling loop: asks gateways and engines about every pool, has the count decided, and marks pools whose count moves.
 
-One look per pool each interval; each second while a pool is at zero, so that a held request wakes it at once. It writes
-nothing itself: reconciles take the latest decision as they take the spec.
+One look per pool each interval, and each minute at a fixed pool that nobody uses. While a pool is at zero the gateways'
+reports are read each second, one for all pools of a namespace, so that a held request wakes it at once. It writes nothing
+itself: reconciles take the latest decision as they take the spec.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import structlog
 
@@ -19,12 +21,15 @@ from millpond_operator.api.pool import InferencePool, RoleView, list_roles
 from millpond_operator.api.status import Judgement, PoolStatus, ScalingStatus, get_condition
 from millpond_operator.clients.gateway import EngineCaller
 from millpond_operator.errors import GatewayCallError
+from millpond_operator.loop.due import DueTimes
 from millpond_operator.loop.scaling_metrics import ScalingMetrics
+from millpond_operator.loop.start_index import Model, StartIndex
 from millpond_operator.observe.node_kinds import NodeKinds
 from millpond_operator.observe.observer import Observer
 from millpond_operator.observe.reports import ReportCache
 from millpond_operator.observe.scalers import ScalerWatcher
 from millpond_operator.plan.autoscale import Judged, ScalingView
+from millpond_operator.plan.pace import choose_pause, find_next_look, is_called
 from millpond_operator.plan.planner import Decisions
 from millpond_operator.plan.publish import Published, publish
 from millpond_operator.plan.scale import ReplicaDecision
@@ -32,12 +37,11 @@ from millpond_operator.plan.snapshot import Pod, PoolSnapshot
 from millpond_operator.plan.split import judge_pool
 from millpond_operator.scaling.aggregate import EngineSample, GatewaySample
 from millpond_operator.scaling.memory import Memory, recall
-from millpond_operator.scaling.starts import Start, StartSummary
+from millpond_operator.scaling.starts import StartSummary
 
 LOG = structlog.get_logger(__name__)
 Key = tuple[str, str]
 MAX_PARALLEL = 16
-MAX_OTHER_STARTS = 128
 MAX_ENGINE_CALLS = 64
 """States fetched at a time, all pools together."""
 
@@ -48,23 +52,27 @@ class ScalingSettings:
 
     interval: float = 15.0
     wake_interval: float = 1.0
-    """Between two looks at a pool at zero."""
+    """Between two reads of the reports about pools at zero."""
+    rest_interval: float = 60.0
+    """Between two looks at a pool whose count is fixed and that nobody uses."""
 
 
 @dataclass(slots=True)
 class _Kept:
     """What the loop holds of one pool; everything in it can be had again from the cluster."""
 
+    key: Key
     memories: dict[str, Memory] = field(default_factory=dict)
     """By role."""
     gateways: dict[str, GatewaySample] = field(default_factory=dict)
     engines: dict[str, EngineSample] = field(default_factory=dict)
     published: dict[str, Published] = field(default_factory=dict)
     """By role."""
-    model: tuple[str, str | None, int] | None = None
-    """What makes start times of two pools comparable: source, revision and tensor parallelism."""
-    generation: int = 0
-    due_at: float = 0.0
+    generation: object = None
+    """For which a look was asked last."""
+    looked_at: float | None = None
+    is_at_zero: bool = False
+    """Whether the autoscaler holds it at zero, so that a request has to wake it."""
     is_running: bool = False
 
 
@@ -81,6 +89,7 @@ class Autoscaler:
         node_kinds: NodeKinds,
         metrics: ScalingMetrics,
         list_pools: Callable[[], Iterable[Key]],
+        count_changes: Callable[[], int],
         mark: Callable[[str, str], None],
         is_leader: Callable[[], bool],
         settings: ScalingSettings,
@@ -92,14 +101,20 @@ class Autoscaler:
         self._node_kinds = node_kinds
         self._metrics = metrics
         self._list_pools = list_pools
+        self._count_changes = count_changes
         self._mark = mark
         self._is_leader = is_leader
         self._settings = settings
         self._kept: dict[str, _Kept] = {}
-        self._keys: dict[str, Key] = {}
+        self._due = DueTimes()
+        self._starts = StartIndex()
+        self._changes_seen: int | None = None
         self._slots = asyncio.Semaphore(MAX_PARALLEL)
         self._calls = asyncio.Semaphore(MAX_ENGINE_CALLS)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._listening: set[str] = set()
+        """Namespaces whose gateways are being asked whether somebody wants a pool at zero."""
+        self._listened_at = 0.0
 
     # --- what a reconcile asks ----------------------------------------------------------------------------------------
 
@@ -126,78 +141,133 @@ class Autoscaler:
             while True:
                 await asyncio.sleep(min(self._settings.wake_interval, self._settings.interval) / 2)
                 if self._is_leader():
-                    self._start_due(time.time())
+                    self._tick(time.time())
                 else:
                     self._forget(set())
+                    self._changes_seen = None
         finally:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _start_due(self, now: float) -> None:
+    def _tick(self, now: float) -> None:
+        changes = self._count_changes()
+        if changes != self._changes_seen:
+            self._changes_seen = changes
+            self._take_stock(now)
+        for uid in self._due.pop(now):
+            kept = self._kept[uid]
+            if kept.is_running:
+                self._due.set(uid, now + self._settings.wake_interval / 2)
+            else:
+                kept.is_running = True
+                self._spawn(self._run_one(uid, kept), f"scaling {kept.key[0]}/{kept.key[1]}")
+        if now - self._listened_at >= self._settings.wake_interval:
+            self._listened_at = now
+            self._listen()
+
+    def _take_stock(self, now: float) -> None:
+        """Have new and changed pools looked at now; forget those that are gone."""
         living: set[str] = set()
         for key in self._list_pools():
             raw = self._observer.get_raw(*key)
             if raw is None:
                 continue
-            uid = str(raw["metadata"]["uid"])
+            uid, generation = str(raw["metadata"]["uid"]), raw["metadata"].get("generation")
             living.add(uid)
-            self._keys[uid] = key
-            kept = self._kept.get(uid)
-            changed = kept is not None and kept.generation != raw["metadata"].get("generation")
-            if kept is None or ((changed or kept.due_at <= now) and not kept.is_running):
-                task = asyncio.create_task(self._run_one(uid, key), name=f"scaling {key[0]}/{key[1]}")
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+            kept = self._kept.setdefault(uid, _Kept(key))
+            if kept.generation != generation:
+                kept.generation = generation
+                self._due.set(uid, now)
         self._forget(living)
 
     def _forget(self, living: set[str]) -> None:
         for uid in [uid for uid in self._kept if uid not in living]:
-            del self._kept[uid]
-            self._metrics.forget(self._keys.pop(uid))
+            self._metrics.forget(self._kept.pop(uid).key)
+            self._due.forget(uid)
+            self._starts.forget(uid)
 
-    async def _run_one(self, uid: str, key: Key) -> None:
-        kept = self._kept.setdefault(uid, _Kept())
-        kept.is_running = True
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run_one(self, uid: str, kept: _Kept) -> None:
+        pause = self._settings.interval
         try:
             async with self._slots:
-                await self._look(kept, key)
+                pause = await self._look(uid, kept)
         except SpecError:
-            kept.due_at = time.time() + self._settings.interval  # its reconcile reports it
+            LOG.debug("not scaled: its reconcile reports why", namespace=kept.key[0], pool=kept.key[1])
         except Exception:
             # One pool's bug must not stop the scaling of the others.
-            LOG.exception("scaling failed", namespace=key[0], pool=key[1])
-            kept.due_at = time.time() + self._settings.interval
+            LOG.exception("scaling failed", namespace=kept.key[0], pool=kept.key[1])
         finally:
             kept.is_running = False
+        if self._kept.get(uid) is kept:
+            interval = self._settings.interval
+            self._due.set(uid, find_next_look(time.time(), pause, namespace=kept.key[0], interval=interval))
 
-    async def _look(self, kept: _Kept, key: Key) -> None:
-        started = time.time()
+    # --- pools at zero ------------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        """Ask the gateways of every namespace with a pool at zero, once for all its pools."""
+        waiting: dict[str, list[tuple[str, _Kept]]] = {}
+        for uid, kept in self._kept.items():
+            if kept.is_at_zero:
+                waiting.setdefault(kept.key[0], []).append((uid, kept))
+        for namespace, pools in waiting.items():
+            if namespace not in self._listening:
+                self._listening.add(namespace)
+                self._spawn(self._listen_in(namespace, pools), f"listening {namespace}")
+
+    async def _listen_in(self, namespace: str, pools: list[tuple[str, _Kept]]) -> None:
+        pause = self._settings.wake_interval
+        try:
+            gateways = self._observer.list_gateway_pods(namespace)
+            reports = await self._reports.fetch_reports(namespace, gateways, max_age=pause / 2)
+        finally:
+            self._listening.discard(namespace)
+        now = time.time()
+        for uid, kept in pools:
+            # The look before may have gone by a report that was a little older than itself.
+            since = now - (kept.looked_at or 0.0) + pause
+            found = [entry.pools[kept.key[1]] for entry in reports if kept.key[1] in entry.pools]
+            if uid in self._kept and any(is_called(report, since_seconds=since) for report in found):
+                self._due.set(uid, now)
+
+    async def _look(self, uid: str, kept: _Kept) -> float:
+        """Look at one pool; returns the seconds until the next look."""
+        key, settings, started = kept.key, self._settings, time.time()
         snapshot = self._observer.look(*key, started)
-        if snapshot is None:
-            return
-        pool, settings = snapshot.pool, self._settings
-        if kept.generation == 0:
-            shown = pool.status.scaling
-            kept.memories = {"Both": _recall(shown)} if shown is not None else {}
-        kept.model = _find_model(pool)
-        kept.generation = pool.metadata.generation
-        kept.due_at = started + settings.interval
-        if pool.is_deleting:
-            return
-        view = await self._fetch(kept, pool, snapshot.pods)
+        if snapshot is None or snapshot.pool.is_deleting:
+            kept.is_at_zero = False
+            return settings.interval
+        pool = snapshot.pool
+        if kept.looked_at is None and pool.status.scaling is not None:
+            kept.memories = {"Both": _recall(pool.status.scaling)}
+        kept.looked_at = started
+        view = await self._fetch(uid, kept, pool, snapshot.pods)
+        if self._kept.get(uid) is not kept:
+            return settings.interval  # gone, or another instance leads: what it says is no longer asked
         now = time.time()
         # The count may have moved while the answers came.
         snapshot = self._observer.look(*key, now) or snapshot
         judged = judge_pool(snapshot, view, kept.memories, now)
         kept.memories = {name: found.memory for name, found in judged.items()}
+        starts = tuple(start for memory in kept.memories.values() for start in memory.starts)
+        self._starts.put(uid, _find_model(pool), starts)
         for role in list_roles(snapshot.pool):
             if role.role == "Both":
                 self._metrics.show(key, judged[role.role], decides=role.scaling is not None)
             self._publish(kept, role, judged[role.role], key, now)
-        if all(found.decision.replicas == 0 for found in judged.values()):
-            kept.due_at = started + settings.wake_interval
+        decides = any(role.scaling is not None for role in list_roles(snapshot.pool))
+        kept.is_at_zero = decides and all(found.decision.replicas == 0 for found in judged.values())
         await self._find_rivals(key)
+        reports = [sample.report for sample in view.gateways]
+        return choose_pause(
+            snapshot, reports, interval=settings.interval, rest_interval=settings.rest_interval
+        )
 
     async def _find_rivals(self, key: Key) -> None:
         """See whether an HPA came or went: the conditions name it."""
@@ -218,7 +288,7 @@ class Autoscaler:
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
-    async def _fetch(self, kept: _Kept, pool: InferencePool, pods: tuple[Pod, ...]) -> ScalingView:
+    async def _fetch(self, uid: str, kept: _Kept, pool: InferencePool, pods: tuple[Pod, ...]) -> ScalingView:
         """Ask everybody; an answer that fails to come is replaced by the last one while that is fresh enough."""
         namespace, name = pool.key
         gateways = self._observer.list_gateway_pods(namespace) if pool.spec.gateway.enabled else []
@@ -231,8 +301,8 @@ class Autoscaler:
         await self._node_kinds.refresh({pod.node for pod in pods if pod.node})
         now, clock = time.time(), time.monotonic()
         for entry in reports:
-            found = next((p for p in entry.report.pools if p.pool == name), None) if entry.report else None
-            if entry.report is not None and entry.report.synced and found is not None:
+            found = entry.pools.get(name)
+            if entry.report is not None and found is not None:
                 at = now - (clock - entry.at)
                 kept.gateways[entry.pod_uid] = GatewaySample(
                     f"{entry.pod_uid}/{entry.report.epoch}", at, found
@@ -250,17 +320,8 @@ class Autoscaler:
             error=problems[0] if problems else "",
             interval_seconds=self._settings.interval,
             node_kinds=self._node_kinds.get(),
-            other_starts=self._list_other_starts(kept),
+            other_starts=self._starts.list_others(uid, _find_model(pool)),
         )
-
-    def _list_other_starts(self, kept: _Kept) -> tuple[Start, ...]:
-        others = [
-            memory.starts
-            for other in self._kept.values()
-            if other is not kept and other.model == kept.model
-            for memory in other.memories.values()
-        ]
-        return tuple(start for starts in others for start in starts)[-MAX_OTHER_STARTS:]
 
     async def _fetch_state(self, kept: _Kept, pod: Pod) -> str:
         """Fetch one state; returns the error, empty when it came."""
@@ -274,7 +335,7 @@ class Autoscaler:
         return ""
 
 
-def _find_model(pool: InferencePool) -> tuple[str, str | None, int]:
+def _find_model(pool: InferencePool) -> Model:
     return pool.spec.model.source, pool.model_revision, pool.spec.engine.tensor_parallel_size
 
 

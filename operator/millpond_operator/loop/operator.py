@@ -56,7 +56,7 @@ class Operator:
         self.store = Store()
         self.kube = KubeClient(connection, observer=self.metrics.observe_call)
         self.lease = LeaseKeeper(self.kube, settings.lease, identity=settings.identity, clock=time.monotonic)
-        self.reports = ReportCache(gateway, time.monotonic)
+        self.reports = ReportCache(gateway, time.monotonic, mark=self._mark_known)
         self.prober = Prober(
             gateway,
             time.monotonic,
@@ -108,6 +108,7 @@ class Operator:
             node_kinds=NodeKinds(self.kube, time.monotonic, enabled=self.settings.is_cluster_wide),
             metrics=self.metrics.scaling,
             list_pools=lambda: self.store.keys(POOL),
+            count_changes=lambda: self.store.count_changes(POOL),
             mark=self.mark,
             is_leader=lambda: self.lease.is_leader and self.resync.synced.is_set(),
             settings=self.settings.scaling,
@@ -204,6 +205,11 @@ class Operator:
         self.metrics.resync_age.set(self.resync.age_seconds or 0)
         pools = [stored for key in self.store.keys(POOL) if (stored := self.store.get(POOL, *key))]
         self.metrics.pools_ready.set(sum(1 for stored in pools if _is_ready(stored.body)))
+
+    def _mark_known(self, namespace: str, name: str) -> None:
+        """Mark a pool somebody else named, if there is one."""
+        if self.store.get(POOL, namespace, name) is not None:
+            self.mark(namespace, name)
 
     def _mark_pool(self, pool: tuple[str, str]) -> None:
         self.mark(*pool)

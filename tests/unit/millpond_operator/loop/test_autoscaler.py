@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -47,6 +48,11 @@ class Fleet:
     leads: bool = True
     rivals: dict[str, tuple[str, ...]] = field(default_factory=dict)
     node_lists: int = 0
+    changes: int = 0
+    """Grows with every change of a pool."""
+    looks: Counter[str] = field(default_factory=Counter)
+    report_calls: int = 0
+    stock_reads: int = 0
 
     def add(self, name: str, count: int, rate: float, **spec: Any) -> None:
         base = make_pool(metadata={"name": name, "uid": f"uid-{name}"},
@@ -54,6 +60,7 @@ class Fleet:
         pods = tuple(make_pod(f"{name}-{n}") for n in range(count))
         workload = Workload("w", "u", "both", "r", count, "millpond-operator", 1, 1, 0.0, deleting=False)
         self.pools[name] = make_snapshot(base, pods=pods, workloads=(workload,))
+        self.changes += 1
         self.offer(name, rate)
 
     def offer(self, name: str, rate: float, **changes: Any) -> None:
@@ -63,12 +70,14 @@ class Fleet:
         )
 
     def get_raw(self, namespace: str, name: str) -> dict[str, Any] | None:
+        self.stock_reads += 1
         found = self.pools.get(name)
         if found is None:
             return None
         return {"metadata": {"uid": found.pool.metadata.uid, "generation": found.pool.metadata.generation}}
 
     def look(self, namespace: str, name: str, now: float) -> PoolSnapshot | None:
+        self.looks[name] += 1
         if name == "broken":
             raise AssertionError("a bug")
         return self.pools.get(name)
@@ -77,6 +86,7 @@ class Fleet:
         return [GATEWAY]
 
     async def fetch_report(self, address: str) -> GatewayReport:
+        self.report_calls += 1
         if self.failure is not None:
             raise GatewayCallError(self.failure)
         return GatewayReport("g", "1", 0.0, 0.0, synced=True, pools=tuple(self.reports.values()))
@@ -108,6 +118,7 @@ def make_autoscaler(fleet: Fleet, registry: CollectorRegistry | None = None, **t
         node_kinds=NodeKinds(fleet, time.monotonic, enabled=True),  # type: ignore[arg-type]
         metrics=ScalingMetrics(registry or CollectorRegistry()),
         list_pools=lambda: [("ns", name) for name in fleet.pools],
+        count_changes=lambda: fleet.changes,
         mark=lambda _, name: fleet.marked.append(name),
         is_leader=lambda: fleet.leads,
         settings=settings,
@@ -271,3 +282,46 @@ async def test_as_021_pools_of_one_model_share_their_start_times_by_kind_of_node
     assert status is not None
     assert [(s.node_kind, s.num_starts) for s in status.start_times] == [("a3", 5)]
     assert fleet.node_lists == 1, "listed once, since no other node was met"
+
+
+async def test_pools_at_rest_cost_no_look_and_no_call() -> None:
+    fleet = Fleet()
+    for number in range(20):
+        fleet.add(f"fixed-{number}", number % 2, 0.0, replicas=number % 2)
+        quiet = {"last_request_seconds_ago": None, "output_tokens_per_second_60": 0.0}
+        fleet.offer(f"fixed-{number}", 0.0, **quiet)
+    autoscaler = make_autoscaler(fleet, interval=60.0, wake_interval=0.02)
+    await run_until(autoscaler, lambda: len(fleet.looks) == 20)
+    seen = fleet.looks.copy(), fleet.report_calls, len(fleet.asked), fleet.stock_reads
+    await run_for(autoscaler, 0.3)
+    assert (fleet.looks, fleet.report_calls, len(fleet.asked), fleet.stock_reads) == seen
+
+
+async def test_one_report_serves_all_pools_at_zero_and_wakes_only_the_wanted_one() -> None:
+    fleet = Fleet()
+    zero = SCALING | {"minReplicas": 0, "coldStartHoldSeconds": 60}
+    for number in range(20):
+        fleet.add(f"pool-{number}", 0, 0.0, scaling=zero)
+        fleet.offer(f"pool-{number}", 0.0, last_request_seconds_ago=None)
+    autoscaler = make_autoscaler(fleet, interval=60.0, wake_interval=0.1)
+    await run_until(autoscaler, lambda: len(set(fleet.marked)) == 20)
+    looks, calls = fleet.looks.copy(), fleet.report_calls
+    await run_until(autoscaler, lambda: fleet.report_calls >= calls + 3)
+    assert fleet.looks == looks, "nobody wants them, so none is looked at"
+    fleet.offer("pool-7", 0.0, held_requests=1)
+    await run_until(autoscaler, lambda: get_count(autoscaler, fleet, "pool-7") == 1)
+    assert fleet.looks - looks == {"pool-7": fleet.looks["pool-7"] - looks["pool-7"]}
+
+
+async def test_a_changed_pool_is_looked_at_at_once_and_the_others_are_not() -> None:
+    fleet = Fleet()
+    fleet.add("one", 1, 100.0, scaling=SCALING)
+    fleet.add("two", 1, 100.0, scaling=SCALING)
+    autoscaler = make_autoscaler(fleet, interval=60.0)
+    await run_until(autoscaler, lambda: {"one", "two"} <= set(fleet.marked))
+    before = fleet.looks.copy()
+    changed = make_pool(metadata={"name": "one", "uid": "uid-one", "generation": 2}, scaling=SCALING)
+    fleet.pools["one"] = replace(fleet.pools["one"], pool=changed)
+    fleet.changes += 1
+    await run_until(autoscaler, lambda: fleet.looks["one"] > before["one"])
+    assert fleet.looks["two"] == before["two"]
