@@ -88,8 +88,16 @@ def _finish(facts: Facts, actions: tuple[Action, ...]) -> PoolPlan:
         actions=actions,
         status=None if status == pool.status else status,
         events=tuple(events),
-        recheck_seconds=_choose_recheck(facts, moving=not ready.status or bool(actions) or facts.rolling),
+        recheck_seconds=_choose_recheck(facts, moving=_is_moving(facts, ready, actions)),
     )
+
+
+def _is_moving(facts: Facts, ready: Judgement, actions: tuple[Action, ...]) -> bool:
+    """Whether something is on its way. A pool without a replica that wants none is not Ready, and waits for nothing."""
+    if actions or facts.rolling:
+        return True
+    resting = ready.reason == ConditionReason.SCALED_TO_ZERO and not facts.snapshot.pods
+    return not ready.status and not resting
 
 
 def _choose_recheck(facts: Facts, *, moving: bool) -> float:

@@ -87,6 +87,16 @@ def test_a_settled_pool_needs_no_write_of_any_kind() -> None:
     assert again.recheck_seconds == SETTINGS.settled_recheck_seconds
 
 
+def test_a_fixed_pool_without_replicas_waits_for_nothing() -> None:
+    pool = make_pool(replicas=0)
+    first = plan(make_living(pool, pods=()), SETTINGS, NOW)
+    assert get_reasons(first)["Ready"][:2] == ("False", "ScaledToZero")
+    assert first.actions == ()
+    assert first.recheck_seconds == SETTINGS.settled_recheck_seconds
+    leaving = plan(make_living(pool, pods=make_replicas(pool, 1)), SETTINGS, NOW)
+    assert leaving.recheck_seconds == SETTINGS.moving_recheck_seconds
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
