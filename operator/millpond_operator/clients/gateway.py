@@ -13,6 +13,7 @@ from millpond_common.contract.gateway_report import GatewayReport, ProbeRequest,
 from millpond_operator.errors import GatewayCallError
 
 MAX_REPORT_BYTES = 8 * 1024 * 1024
+MAX_CONNECTIONS = 100
 
 T = TypeVar("T")
 
@@ -51,10 +52,14 @@ class GatewayClient:
     def __init__(self, *, port: int = ports.GATEWAY_ADMIN, timeout_seconds: float = 5.0) -> None:
         self._port = port
         self._http = httpx2.AsyncClient(timeout=timeout_seconds, trust_env=False)
+        # An engine is asked so seldom that a kept connection would only be looked at by the calls to all others.
+        limits = httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=0)
+        self._engines = httpx2.AsyncClient(limits=limits, timeout=timeout_seconds, trust_env=False)
 
     async def close(self) -> None:
         """Close all connections."""
         await self._http.aclose()
+        await self._engines.aclose()
 
     async def fetch_report(self, address: str) -> GatewayReport:
         """Fetch `GET /v1/report`."""
@@ -104,7 +109,8 @@ class GatewayClient:
         url = f"http://{host}:{port or self._port}{path}"
         headers = {"content-type": "application/json"} if content is not None else {}
         try:
-            async with self._http.stream(
+            http = self._http if port is None else self._engines
+            async with http.stream(
                 method, url, content=content, headers=headers, timeout=timeout_seconds
             ) as response:
                 body = await _read_bounded(response, url)
