@@ -20,6 +20,7 @@ from benchmarks.operator_cluster import connect
 from kubernetes import client, watch
 
 from millpond_common.contract import labels, ports
+from millpond_common.contract.engine_state import BlockCounts, EngineState, Speeds
 from millpond_common.contract.gateway_report import EndpointReport, GatewayReport, PoolReport, ProbeResult
 
 NODE = "benchmark"
@@ -125,14 +126,17 @@ def make_status(pod: dict[str, Any], address: str) -> dict[str, Any]:
     }
 
 
-def serve_gateways(node: FakeNode) -> ThreadingHTTPServer:
-    """Answer on the gateways' admin port of every loopback address."""
+def serve_gateways(node: FakeNode) -> None:
+    """Answer on the gateways' admin port and on the engines' port of every loopback address."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
             address = self.headers["host"].partition(":")[0]
+            if self.path == "/v1/state":
+                self._answer(_IDLE_STATE)
+                return
             self._answer(msgspec.json.encode(make_report(address, node.list_of_namespace(address))))
 
         def do_POST(self) -> None:
@@ -156,9 +160,32 @@ def serve_gateways(node: FakeNode) -> ThreadingHTTPServer:
         def handle_error(self, request: Any, client_address: Any) -> None:
             """The operator may end while a connection is open."""
 
-    server = Server(("0.0.0.0", ports.GATEWAY_ADMIN), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
+    for port in (ports.GATEWAY_ADMIN, ports.ENGINE_HTTP):
+        server = Server(("0.0.0.0", port), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+
+
+_IDLE_BLOCKS = BlockCounts(free=1000, cached=0, in_use=0)
+_IDLE_STATE = msgspec.json.encode(
+    EngineState(
+        epoch="0" * 16,
+        model="tiny",
+        phase="Ready",
+        uptime_seconds=1000.0,
+        version="benchmark",
+        block_tokens=16,
+        device=_IDLE_BLOCKS,
+        host=_IDLE_BLOCKS,
+        max_model_tokens=8192,
+        num_running=0,
+        num_waiting=0,
+        running_tokens=0,
+        waiting_tokens=0,
+        open_requests=0,
+        cached_value_tokens=0,
+        speeds=Speeds(prefill_tokens_per_second=1000.0),
+    )
+)
 
 
 def make_report(address: str, pods: list[dict[str, Any]]) -> GatewayReport:
