@@ -250,6 +250,7 @@ class Autoscaler:
         view = await self._fetch(uid, kept, pool, snapshot.pods)
         if self._kept.get(uid) is not kept:
             return settings.interval  # gone, or another instance leads: what it says is no longer asked
+        await self._find_rivals(key)
         now = time.time()
         # The count may have moved while the answers came.
         snapshot = self._observer.look(*key, now) or snapshot
@@ -263,11 +264,7 @@ class Autoscaler:
             self._publish(kept, role, judged[role.role], key, now)
         decides = any(role.scaling is not None for role in list_roles(snapshot.pool))
         kept.is_at_zero = decides and all(found.decision.replicas == 0 for found in judged.values())
-        await self._find_rivals(key)
-        reports = [sample.report for sample in view.gateways]
-        return choose_pause(
-            snapshot, reports, interval=settings.interval, rest_interval=settings.rest_interval
-        )
+        return choose_pause(snapshot, view, interval=settings.interval, rest_interval=settings.rest_interval)
 
     async def _find_rivals(self, key: Key) -> None:
         """See whether an HPA came or went: the conditions name it."""
@@ -316,6 +313,7 @@ class Autoscaler:
         return ScalingView(
             gateways=tuple(kept.gateways.values()),
             num_gateways=len(reports),
+            num_silent=sum(1 for entry in reports if entry.error),
             engines=tuple(kept.engines.values()),
             error=problems[0] if problems else "",
             interval_seconds=self._settings.interval,

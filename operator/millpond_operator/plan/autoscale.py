@@ -39,6 +39,8 @@ class ScalingView:
     gateways: tuple[GatewaySample, ...] = ()
     num_gateways: int = 0
     """Ready gateways, each of which should have reported."""
+    num_silent: int = 0
+    """Those of them whose last call failed."""
     engines: tuple[EngineSample, ...] = ()
     error: str = ""
     """Why the last call failed, if one did."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
 
 from millpond_common.contract.gateway_report import PoolReport
 from millpond_operator.api.pool import list_roles
+from millpond_operator.plan.autoscale import ScalingView
 from millpond_operator.plan.scale import find_owner
 from millpond_operator.plan.snapshot import PoolSnapshot
 
@@ -15,16 +15,18 @@ QUIET_SECONDS = 60.0
 
 
 def choose_pause(
-    snapshot: PoolSnapshot, reports: Iterable[PoolReport], *, interval: float, rest_interval: float
+    snapshot: PoolSnapshot, view: ScalingView, *, interval: float, rest_interval: float
 ) -> float:
     """Seconds until the next look.
 
     A pool whose count the autoscaler or somebody else moves by our numbers needs them each interval, and so do those
-    who watch a pool that serves. Of a fixed pool that serves nobody only the idle time changes.
+    who watch a pool that serves. Of a fixed pool that serves nobody only the idle time changes. A gateway that is
+    silent says nothing about who is served.
     """
     if any(role.scaling is not None for role in list_roles(snapshot.pool)) or find_owner(snapshot):
         return interval
-    return rest_interval if all(is_quiet(report) for report in reports) else interval
+    is_resting = view.num_silent == 0 and all(is_quiet(sample.report) for sample in view.gateways)
+    return rest_interval if is_resting else interval
 
 
 def is_quiet(report: PoolReport) -> bool:

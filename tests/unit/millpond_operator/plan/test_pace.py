@@ -9,7 +9,9 @@ from tests.support.operator_builders import make_pod, make_pool, make_snapshot
 from tests.support.scaled_pool import make_report
 
 from millpond_common.contract.gateway_report import PoolReport
+from millpond_operator.plan.autoscale import ScalingView
 from millpond_operator.plan.pace import choose_pause, find_next_look, is_called, is_quiet
+from millpond_operator.scaling.aggregate import GatewaySample
 
 
 def report(**changes: Any) -> PoolReport:
@@ -20,14 +22,23 @@ def report(**changes: Any) -> PoolReport:
     )
 
 
-def pause(*reports: PoolReport, count_manager: str = "", scalers: tuple[str, ...] = (), **spec: Any) -> float:
+def pause(
+    *reports: PoolReport,
+    num_silent: int = 0,
+    count_manager: str = "",
+    scalers: tuple[str, ...] = (),
+    **spec: Any,
+) -> float:
     snapshot = make_snapshot(make_pool(**spec), count_manager=count_manager, scalers=scalers)
-    return choose_pause(snapshot, reports, interval=15.0, rest_interval=60.0)
+    samples = tuple(GatewaySample(f"g{n}/1", 0.0, found) for n, found in enumerate(reports))
+    view = ScalingView(gateways=samples, num_gateways=len(samples), num_silent=num_silent)
+    return choose_pause(snapshot, view, interval=15.0, rest_interval=60.0)
 
 
 def test_only_a_fixed_pool_that_nobody_uses_is_looked_at_seldom() -> None:
     assert pause(report(), replicas=1) == 60.0
     assert pause(replicas=0) == 60.0
+    assert pause(report(), num_silent=1, replicas=1) == 15.0
     assert pause(report(), report(held_requests=1), replicas=1) == 15.0
     assert pause(report(), scaling={"minReplicas": 1, "maxReplicas": 2}) == 15.0
 
