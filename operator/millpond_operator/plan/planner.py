@@ -16,7 +16,7 @@ from millpond_operator.plan.deletion import plan_deletion
 from millpond_operator.plan.facts import Facts
 from millpond_operator.plan.known_model import judge_fits
 from millpond_operator.plan.notes import note_scaling, note_transitions
-from millpond_operator.plan.ready import judge_ready
+from millpond_operator.plan.ready import find_unsupported, judge_ready
 from millpond_operator.plan.scale import ReplicaDecision, decide_replicas, find_current, find_owner
 from millpond_operator.plan.settings import PlanSettings
 from millpond_operator.plan.snapshot import PoolSnapshot
@@ -36,7 +36,7 @@ def plan(
     pool = snapshot.pool
     if pool.is_deleting:
         return _plan_deleting(snapshot, settings, now)
-    supported = pool.spec.disaggregation is None
+    supported = find_unsupported(pool) is None
     fit = judge_fits(snapshot) if supported else None
     refused = fit.refused if fit is not None else frozenset()
     made, roles = _plan_roles(snapshot, settings, decisions or {}, refused) if supported else ((), ())

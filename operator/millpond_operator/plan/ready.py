@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from millpond_common.contract.reasons import ConditionReason, ConditionType
+from millpond_operator.api.pool import InferencePool
 from millpond_operator.api.status import Judgement
 from millpond_operator.plan.answering import find_answer, has_answered, is_routed
 from millpond_operator.plan.facts import Facts
@@ -41,10 +42,23 @@ def _check_deleting(facts: Facts) -> tuple[ConditionReason, str] | None:
 
 
 def _check_supported(facts: Facts) -> tuple[ConditionReason, str] | None:
-    if facts.pool.spec.disaggregation is None:
+    found = find_unsupported(facts.pool)
+    if found is None:
         return None
-    text = "spec.disaggregation is not served by this release and nothing was started; write replicas or scaling instead"
-    return ConditionReason.NOT_SUPPORTED, text
+    field, remedy = found
+    return (
+        ConditionReason.NOT_SUPPORTED,
+        f"{field} is not served by this release and nothing was started; {remedy}",
+    )
+
+
+def find_unsupported(pool: InferencePool) -> tuple[str, str] | None:
+    """A field no replica of this release could start with, and what to do instead."""
+    if pool.spec.disaggregation is not None:
+        return "spec.disaggregation", "write replicas or scaling instead"
+    if pool.spec.model.adapters:
+        return "spec.model.adapters", "remove it, or publish the merged weights as a pool of their own"
+    return None
 
 
 def _check_foreign(facts: Facts) -> tuple[ConditionReason, str] | None:

@@ -303,6 +303,18 @@ def test_a_split_pool_is_reported_as_not_served_and_nothing_is_started() -> None
     assert get_reasons(decided)["Ready"][:2] == ("False", "NotSupported")
 
 
+def test_a_pool_with_adapters_is_reported_as_not_served_instead_of_starting_engines_that_refuse_them() -> (
+    None
+):
+    model = {"source": "hf://owner/repo", "adapters": [{"name": "sql", "source": "hf://owner/sql"}]}
+    decided = plan(make_snapshot(make_pool(replicas=1, model=model)), SETTINGS, NOW)
+    assert decided.actions == ()
+    status, reason, message = get_reasons(decided)["Ready"]
+    assert (status, reason) == ("False", "NotSupported")
+    assert "spec.model.adapters" in message
+    assert "remove it" in message
+
+
 def test_ignored_fields_are_admitted() -> None:
     pool = make_pool(replicas=1, engine={"kvCache": {"disk": {"size": "10Gi"}}})
     pods = make_replicas(pool, 1)
