@@ -39,8 +39,6 @@ class ScalingView:
     gateways: tuple[GatewaySample, ...] = ()
     num_gateways: int = 0
     """Ready gateways, each of which should have reported."""
-    num_silent: int = 0
-    """Those of them whose last call failed."""
     engines: tuple[EngineSample, ...] = ()
     error: str = ""
     """Why the last call failed, if one did."""
@@ -49,6 +47,8 @@ class ScalingView:
     """Kind of each node by its name; empty where the operator may not see nodes."""
     other_starts: tuple[Start, ...] = ()
     """Start times of other pools that serve the same model."""
+    num_silent: int = 0
+    """Ready gateways whose last call failed."""
 
 
 @dataclass(frozen=True, slots=True)
