@@ -33,9 +33,11 @@ class ScalerWatcher:
 
     async def refresh(self, namespace: str) -> None:
         """List them again when the last list is old."""
-        until, _ = self._known.get(namespace, (float("-inf"), {}))
+        until, known = self._known.get(namespace, (float("-inf"), {}))
         if self._clock() < until:
             return
+        # The pools of a namespace have their turns together: one of them asks for all.
+        self._known[namespace] = (self._clock() + self._keep_seconds, known)
         try:
             listed = await self._kube.list(SCALER, namespace)
         except KubeError:
