@@ -55,7 +55,11 @@ class Operator:
         self.metrics = Metrics()
         self.store = Store()
         self.kube = KubeClient(connection, observer=self.metrics.observe_call)
-        self.lease = LeaseKeeper(self.kube, settings.lease, identity=settings.identity, clock=time.monotonic)
+        # Connections of its own: a renewal never waits behind the calls of a thousand pools.
+        self._lease_kube = KubeClient(connection, observer=self.metrics.observe_call)
+        self.lease = LeaseKeeper(
+            self._lease_kube, settings.lease, identity=settings.identity, clock=time.monotonic
+        )
         self.reports = ReportCache(gateway, time.monotonic, mark=self._mark_known)
         self.prober = Prober(
             gateway,
@@ -158,6 +162,7 @@ class Operator:
         await self.lease.release()
         for server in self._servers:
             await server.close()
+        await self._lease_kube.close()
         await self.kube.close()
 
     def find_problem(self) -> str | None:
