@@ -37,13 +37,13 @@ def close_group(state: State, group: Group, finish: FinishReason) -> None:
     state.news.finished.append(group.request.request_id)
 
 
-def fail_group(state: State, group: Group) -> None:
+def fail_group(state: State, group: Group, message: str = "") -> None:
     """End every sequence of a request that has not ended with an error."""
     request_id = group.request.request_id
     alive = sorted([*(s.index for s in [*group.running, *group.waiting]), *group.unborn])
     indices = range(group.request.n) if group.held else alive
     state.news.sequences += [
-        SequenceOutput(request_id, index, finish=FinishReason.ERROR) for index in indices
+        SequenceOutput(request_id, index, finish=FinishReason.ERROR, message=message) for index in indices
     ]
     close_group(state, group, FinishReason.ERROR)
 

@@ -22,7 +22,7 @@ def apply_result(state: State, plan: StepPlan, result: StepResult, now: float) -
         if sequence.finish is not None:
             continue
         if step.row in result.failed_rows:
-            _fail_sequence(state, sequence)
+            _fail_sequence(state, sequence, result.failed_rows[step.row])
             continue
         _take_row(state, sequence, step, by_row.get(step.row), now)
         if sequence.branches is not None:
@@ -124,12 +124,14 @@ def _take_token(state: State, sequence: Sequence, token: int, got: RowResult) ->
         end_sequence(state, sequence, finish)
 
 
-def _fail_sequence(state: State, sequence: Sequence) -> None:
+def _fail_sequence(state: State, sequence: Sequence, message: str) -> None:
     """End a sequence whose row failed alone; its request too, if nothing can go on without it."""
     group = sequence.group
     if group.held or (group.unborn and not group.prompt_reported):
-        fail_group(state, group)
+        fail_group(state, group, message)
         return
-    output = SequenceOutput(group.request.request_id, sequence.index, finish=FinishReason.ERROR)
+    output = SequenceOutput(
+        group.request.request_id, sequence.index, finish=FinishReason.ERROR, message=message
+    )
     state.news.sequences.append(output)
     end_sequence(state, sequence, FinishReason.ERROR)

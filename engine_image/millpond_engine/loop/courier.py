@@ -71,5 +71,6 @@ class Courier:
 def _make_end(news: tuple[SequenceOutput, ...], failure: str | None) -> StreamEnd:
     """The end of a request whose sequences have all ended."""
     if any(sequence.finish is FinishReason.ERROR for sequence in news):
-        return StreamEnd(EndKind.FAILED, failure or "a step of this request failed")
+        own = next((sequence.message for sequence in news if sequence.message), None)
+        return StreamEnd(EndKind.FAILED, failure or own or "a step of this request failed")
     return StreamEnd(EndKind.FINISHED)

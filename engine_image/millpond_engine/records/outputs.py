@@ -25,6 +25,8 @@ class SequenceOutput(msgspec.Struct, frozen=True, gc=False):
     stop_token: int | None = None
     """The token that ended the sequence, when one did; it is not part of `tokens`."""
     score: float | None = None
+    message: str = ""
+    """Why the sequence failed, when its row failed alone."""
 
 
 @dataclass(frozen=True, slots=True)

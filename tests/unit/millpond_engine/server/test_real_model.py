@@ -89,6 +89,13 @@ async def test_eng_050_051_053_prompt_logprobs_are_whole_cold_warm_and_together(
     assert len(echoed) == answers[2]["usage"]["prompt_tokens"] + 1
 
 
+async def test_a_row_that_fails_alone_says_why(real: Running) -> None:
+    body = {"prompt": "Once", "allowed_token_ids": [2], "min_tokens": 1, "max_tokens": 3}
+    status, answer = await real.post("/v1/completions", body)
+    assert status == 500
+    assert "exclude them all" in answer["error"]["message"]
+
+
 async def test_a_stop_string_of_a_real_answer(real: Running) -> None:
     answer = await real.chat(QUESTION, stop=["France"])
     assert answer["choices"][0]["message"]["content"] == "The capital of "
