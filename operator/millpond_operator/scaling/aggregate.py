@@ -134,9 +134,13 @@ def _mend(report: PoolReport) -> PoolReport:
     )
 
 
+MAX_RATE = 1e15
+"""Tokens per second; more is a fault of the gateway, and two such numbers have no sum."""
+
+
 def _clean(rate: float | None) -> float | None:
-    """A number, or None: a mean over nothing is no number."""
-    return rate if rate is not None and math.isfinite(rate) and rate >= 0 else None
+    """A number, or None: a mean over nothing is no number, and neither is one that nothing can reach."""
+    return rate if rate is not None and 0 <= rate <= MAX_RATE else None
 
 
 def _sum(rates: object) -> float | None:
