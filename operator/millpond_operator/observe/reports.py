@@ -93,7 +93,9 @@ class ReportCache:
             routes = before.routes if before is not None else {}
             now = FetchedReport(pod.uid, None, str(error), at, num_lost=num_lost, routes=routes)
         self._kept[pod.uid] = now
-        for pool in list_changed(before, now) if before is not None and self._mark is not None else ():
+        if before is None or self._mark is None:
+            return
+        for pool in list_changed(before, now):
             self._mark(namespace, pool)
 
 
