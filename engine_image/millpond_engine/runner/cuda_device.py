@@ -9,8 +9,6 @@ from pathlib import Path
 
 import torch
 
-from millpond_engine.kernels.gpu.prebuilt import find_prebuilt, use_prebuilt
-
 
 class DeviceUnavailableError(RuntimeError):
     """The configured device cannot be used; the message says what is missing."""
@@ -26,6 +24,8 @@ def find_gpu(rank: int = 0, size: int = 1) -> torch.device:
         raise DeviceUnavailableError(
             "device Cuda is asked for, but torch finds no GPU; see `nvidia-smi` in the container"
         )
+    from millpond_engine.kernels.gpu.prebuilt import find_prebuilt, use_prebuilt  # noqa: PLC0415
+
     problem = explain_missing_compiler()
     if problem is not None:
         raise DeviceUnavailableError(f"a GPU is there, but {problem}; or set device Cpu")
@@ -46,6 +46,8 @@ def explain_missing_compiler() -> str | None:
     triton = _find_triton()
     if triton is None:
         return "Triton is not installed: use an engine image built with DEVICE=cuda"
+    from millpond_engine.kernels.gpu.prebuilt import find_prebuilt  # noqa: PLC0415
+
     compiler = any(shutil.which(name) for name in ("gcc", "clang")) or "CC" in os.environ
     if not (compiler or find_prebuilt(triton) or "TRITON_CACHE_DIR" in os.environ):
         return (
