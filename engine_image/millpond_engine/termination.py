@@ -1,4 +1,4 @@
-"""The last word of a container that failed: one JSON line where Kubernetes reads it, and nowhere else."""
+"""The last word of a container: one JSON line where Kubernetes reads it, and nowhere else."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def choose_termination_path(named: Path | None, environ: Mapping[str, str] = os.
     return POD_PATH if environ.get("KUBERNETES_SERVICE_HOST") else None
 
 
-def write_termination_message(path: Path | None, reason: str, message: str) -> None:
-    """Leave reason and message; a path that cannot be written is ignored, the exit code still tells."""
+def write_termination_message(path: Path | None, reason: str, message: str, **more: object) -> None:
+    """Leave reason, message and what else is told; a path that cannot be written is ignored, the exit code still tells."""
     if path is None:
         return
     kept = message.encode()[:_MESSAGE_BYTES].decode(errors="ignore")
     with contextlib.suppress(OSError):
-        path.write_text(json.dumps({"reason": reason, "message": kept}) + "\n", encoding="utf-8")
+        path.write_text(json.dumps({"reason": reason, "message": kept, **more}) + "\n", encoding="utf-8")

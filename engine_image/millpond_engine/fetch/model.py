@@ -23,13 +23,12 @@ from millpond_engine.fetch.facts import CONFIG_NAME, estimate_facts, read_facts
 from millpond_engine.fetch.http import make_client, make_reader
 from millpond_engine.fetch.hub import list_hub
 from millpond_engine.fetch.sources import Listing, ModelSource, RemoteFile, file_name_of, parse_source
+from millpond_engine.termination import write_termination_message
 
 NOTE_NAME = ".millpond-model.json"
 LOCK_NAME = ".millpond-model.lock"
 DEFAULT_REVISION = "main"
 _LOCK_POLL_SECONDS = 0.5
-_MESSAGE_BYTES = 3500
-"""Kubernetes cuts termination messages at 4096 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +96,7 @@ def run_fetch(
         fetched = fetch_model(source, directory, revision=revision, sha256=sha256)
     except FetchError as error:
         _say(f"{error.reason}: {error}")
-        write_termination_message(
-            termination_message, {"reason": str(error.reason), "message": str(error)[:_MESSAGE_BYTES]}
-        )
+        write_termination_message(termination_message, str(error.reason), str(error))
         return 1
     _tell_facts(directory / fetched[0].name if len(fetched) == 1 else directory, termination_message)
     return 0
@@ -110,9 +107,7 @@ def run_inspect(path: Path, *, termination_message: Path | None) -> int:
     if not path.exists():
         text = f"{path}: no such file or directory in the volume"
         _say(f"{FetchReason.LOCAL_FILE}: {text}")
-        write_termination_message(
-            termination_message, {"reason": str(FetchReason.LOCAL_FILE), "message": text}
-        )
+        write_termination_message(termination_message, str(FetchReason.LOCAL_FILE), text)
         return 1
     _tell_facts(path, termination_message)
     return 0
@@ -122,15 +117,7 @@ def _tell_facts(place: Path, termination_message: Path | None) -> None:
     """Leave the model's size, if it can be read."""
     facts = read_facts(place)
     if facts is not None:
-        told = {"reason": FETCHED, "message": str(place), "model": msgspec.to_builtins(facts)}
-        write_termination_message(termination_message, told)
-
-
-def write_termination_message(path: Path | None, told: dict[str, object]) -> None:
-    """One JSON line with reason and message; a path that cannot be written is ignored, the exit code still tells."""
-    if path is not None:
-        with contextlib.suppress(OSError):
-            path.write_text(json.dumps(told) + "\n", encoding="utf-8")
+        write_termination_message(termination_message, FETCHED, str(place), model=msgspec.to_builtins(facts))
 
 
 def _list(client: httpx.Client, source: ModelSource, revision: str, stall_seconds: float) -> Listing:
