@@ -64,12 +64,14 @@ class AdminServer:
         self.actions = actions
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="admin", daemon=True)
+        self._serving = threading.Event()
         self.connections: set[_AdminConnection] = set()
         self.tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Serve."""
+        """Serve; back when it does, since a loop that is stopped before has nothing to stop."""
         self._thread.start()
+        self._serving.wait(timeout=5.0)
 
     def stop(self) -> None:
         """Stop serving."""
@@ -83,6 +85,7 @@ class AdminServer:
         server = self._loop.run_until_complete(
             create(lambda: _AdminConnection(self, self._loop), sock=self.socket)
         )
+        self._serving.set()
         try:
             self._loop.run_forever()
         finally:
