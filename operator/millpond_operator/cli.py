@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import re
 import socket
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,9 @@ from pathlib import Path
 from lightkube.config.kubeconfig import SingleConfig
 
 from millpond_common.contract import ports
+from millpond_operator.api.spec import EnvVar
 from millpond_operator.clients.connection import load_connection
+from millpond_operator.desired.gateway import POD_FIELDS
 from millpond_operator.desired.settings import BuildSettings
 from millpond_operator.errors import OperatorError, SettingsError
 from millpond_operator.handlers.run import run_operator
@@ -109,6 +112,12 @@ def _add_children(parser: _Parser) -> None:
     )
     add("--gateway-arg", "further argument of the gateway; may be repeated", action="append", default=[])
     add(
+        "--gateway-env",
+        "environment variable of the gateway, NAME=VALUE; may be repeated",
+        action="append",
+        default=[],
+    )
+    add(
         "--gateway-role-kind",
         "kind of the role that gateways are bound to (default %(default)s)",
         choices=["ClusterRole", "Role"],
@@ -186,6 +195,7 @@ def make_settings(options: argparse.Namespace) -> OperatorSettings:
         gateway_memory_limit=options.gateway_memory_limit,
         gateway_grace_seconds=options.gateway_grace_seconds,
         gateway_args=tuple(options.gateway_arg),
+        gateway_env=tuple(_read_variable(text) for text in options.gateway_env),
         gateway_role_kind=options.gateway_role_kind,
         gateway_role_name=options.gateway_role_name,
         operator_namespace=namespace,
@@ -217,6 +227,15 @@ def make_settings(options: argparse.Namespace) -> OperatorSettings:
         metrics_port=options.metrics_port,
         health_port=options.health_port,
     )
+
+
+def _read_variable(text: str) -> EnvVar:
+    name, equals, value = text.partition("=")
+    if not (equals and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", name)):
+        raise SettingsError(f"--gateway-env {name}: write NAME=VALUE")
+    if name in POD_FIELDS:
+        raise SettingsError(f"--gateway-env {name}: the operator sets this variable itself")
+    return EnvVar(name=name, value=value)
 
 
 def _read_namespace() -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from millpond_common.contract import labels, ports
 from millpond_operator.desired import names
 from millpond_operator.desired.children import make_metrics_peers, make_operator_peer, make_rule
-from millpond_operator.desired.env import make_field_env
+from millpond_operator.desired.env import make_env, make_field_env
 from millpond_operator.desired.kinds import (
     BUDGET,
     DEPLOYMENT,
@@ -144,7 +144,7 @@ def _make_container(settings: BuildSettings) -> dict[str, Any]:
         "name": "gateway",
         "image": settings.gateway_image,
         "args": list(settings.gateway_args),
-        "env": make_field_env(POD_FIELDS),
+        "env": [*make_field_env(POD_FIELDS), *make_env(settings.gateway_env)],
         "ports": [
             {"name": "http", "containerPort": ports.GATEWAY_HTTP, "protocol": "TCP"},
             {"name": "admin", "containerPort": ports.GATEWAY_ADMIN, "protocol": "TCP"},

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from millpond_operator.api.spec import EnvVar
+
 
 @dataclass(frozen=True, slots=True)
 class BuildSettings:
@@ -20,6 +22,7 @@ class BuildSettings:
     gateway_memory_limit: str = "1Gi"
     gateway_grace_seconds: int = 330
     gateway_args: tuple[str, ...] = ()
+    gateway_env: tuple[EnvVar, ...] = ()
     gateway_role_kind: Literal["ClusterRole", "Role"] = "ClusterRole"
     gateway_role_name: str = "millpond-gateway"
     """Role the chart ships for gateways; the operator may bind this one and no other."""

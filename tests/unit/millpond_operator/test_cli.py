@@ -52,6 +52,20 @@ def test_nonsense_is_refused(flag: str) -> None:
         parse(flag)
 
 
+def test_gateways_get_environment_for_traces() -> None:
+    settings = make_settings(
+        make_parser().parse_args([*REQUIRED, "--gateway-env=OTEL_EXPORTER_OTLP_ENDPOINT=http://a:4318/x=y"])
+    )
+    (variable,) = settings.plan.build.gateway_env
+    assert (variable.name, variable.value) == ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://a:4318/x=y")
+
+
+@pytest.mark.parametrize("text", ["A", "=x", "1A=x", "A B=x", "POD_NAME=x"])
+def test_an_environment_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match="--gateway-env"):
+        parse(f"--gateway-env={text}")
+
+
 def test_a_missing_cluster_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

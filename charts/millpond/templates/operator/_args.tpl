@@ -22,6 +22,9 @@
 {{- range .Values.gateway.extraArgs }}
 - {{ printf "--gateway-arg=%s" . | quote }}
 {{- end }}
+{{- range $name, $value := .Values.gateway.env }}
+- {{ printf "--gateway-env=%s=%s" $name $value | quote }}
+{{- end }}
 - --network-policies={{ .Values.networkPolicies.enabled }}
 {{- range .Values.networkPolicies.metricsNamespaces }}
 - --metrics-namespace={{ . }}

@@ -9,6 +9,7 @@ import pytest
 from tests.support.operator_builders import BUILD, make_pool
 
 from millpond_common.contract import labels, ports
+from millpond_operator.api.spec import EnvVar
 from millpond_operator.desired.children import make_children
 from millpond_operator.desired.gateway import make_endpoint, make_gateway
 from millpond_operator.desired.manifest import Manifest, Owner
@@ -74,6 +75,14 @@ def test_the_gateway_binds_the_one_role_of_the_installation() -> None:
         "name": "release-gateway",
     }
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "millpond-gateway", "namespace": "ns"}]
+
+
+def test_gateways_get_the_installation_s_environment_beside_their_own() -> None:
+    build = dataclasses.replace(BUILD, gateway_env=(EnvVar(name="OTEL_SERVICE_NAME", value="mill"),))
+    deployment = by_kind(make_gateway([Owner("ns", "a", "uid-a")], build))["Deployment"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["env"][-1] == {"name": "OTEL_SERVICE_NAME", "value": "mill"}
+    assert [found["name"] for found in container["env"][:-1]] == ["POD_NAME", "POD_NAMESPACE", "POD_IP"]
 
 
 def test_the_endpoint_is_the_gateways_service() -> None:
