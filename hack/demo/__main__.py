@@ -29,8 +29,10 @@ SYSTEM = (
 
 CALM = [f"Tell me about the number {number}." for number in range(8)]
 BURST = [f"{number}: " + "The miller asks for water. " * 40 for number in range(10_000)]
-BURST_STREAMS = 12
-SCALING = {"minReplicas": 2, "maxReplicas": 3}
+BURST_STREAMS = 32
+MIN_REPLICAS = 2
+# However fast the machine: so many prompts at once leave more than a thousand tokens waiting at each replica.
+SCALING = {"minReplicas": MIN_REPLICAS, "maxReplicas": 3, "targets": {"queuedTokens": 1000}}
 
 
 def main() -> int:
@@ -139,7 +141,7 @@ def _wait_grown(site: Site) -> None:
 
 def _is_grown(pool: Mapping[str, Any]) -> bool:
     status = pool.get("status", {})
-    return int(status.get("desiredReplicas") or 0) > SCALING["minReplicas"]
+    return int(status.get("desiredReplicas") or 0) > MIN_REPLICAS
 
 
 def show_rollout(site: Site, url: str, pool: dict[str, Any]) -> None:
