@@ -18,6 +18,7 @@ from millpond_gateway.world.view import World, make_endpoint
 _log = structlog.get_logger("poll")
 _MAX_CONCURRENT = 16
 _ROUND_SECONDS = 0.2
+_SILENT_ROUNDS = 2
 _EAGER_ROUNDS = 150
 """A replica that starts is asked in every round for half a minute, so that it is used as soon as it can be."""
 _NOT_FOUND = frozenset({404, 405})
@@ -55,8 +56,9 @@ class StatePoller:
             await asyncio.sleep(min(_ROUND_SECONDS, self._interval))
 
     def has_asked_all(self) -> bool:
-        """Whether every known replica was asked once, whatever it answered."""
-        return all(replica.uid in self._silent for replica in self._world.replicas)
+        """Whether every known replica answered, or was silent often enough to be taken for one that does not."""
+        counts = [self._silent.get(replica.uid) for replica in self._world.replicas]
+        return all(count is not None and (count == 0 or count >= _SILENT_ROUNDS) for count in counts)
 
     def _start(self, replica: Replica, now: float) -> None:
         self._asking.add(replica.uid)
@@ -76,8 +78,10 @@ class StatePoller:
                 facts = await self._fetch_facts(replica)
         finally:
             self._asking.discard(replica.uid)
-        self._silent[replica.uid] = 0 if facts.answers else self._silent.get(replica.uid, 0) + 1
+        silent = self._silent[replica.uid] = 0 if facts.answers else self._silent.get(replica.uid, 0) + 1
         before = self._world.find_facts(replica.uid)
+        if before.answers and silent == 1:
+            return  # one lost answer, of a busy machine or a kept connection that just closed, says nothing yet
         if before.answers != facts.answers:
             _log.info("engine", pod=replica.pod, pool=replica.pool, answers=facts.answers, epoch=facts.epoch)
         self._world.put_facts(replica.uid, facts)
