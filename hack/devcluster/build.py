@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,13 +83,43 @@ def build(layout: Layout) -> Path:
     Raises:
         BuildError, LockTimeoutError, MissingToolError, NoSpaceError: with what to do.
     """
-    with hold_lock(layout.cache / "lock", deadline_seconds=BUILD_DEADLINE_SECONDS):
-        built = find_programs(layout)
-        if built is not None:
-            return built
+    return build_once(
+        layout.cache / find_version_key(), _build_all, what="Kubernetes", lock="lock", space=BUILD_SPACE_BYTES
+    )
+
+
+def build_once(target: Path, make: Callable[[str, Path], None], *, what: str, lock: str, space: int) -> Path:
+    """Let `make(go, folder)` fill a new folder, once among processes; it gets its name when it is whole.
+
+    Raises:
+        BuildError, LockTimeoutError, MissingToolError, NoSpaceError: with what to do.
+    """
+    cache, prefix = target.parent, f".building-{lock}-"
+    with hold_lock(cache / lock, deadline_seconds=BUILD_DEADLINE_SECONDS):
+        if target.is_dir():
+            return target
         go = find_go()
-        check_space(layout.cache, BUILD_SPACE_BYTES, "build Kubernetes")
-        return _build_all(go, layout.cache, layout.cache / find_version_key())
+        check_space(cache, space, f"build {what}")
+        for stale in cache.glob(f"{prefix}*"):  # the lock is ours, so whoever made these is gone
+            shutil.rmtree(stale)
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=cache) as scratch:
+            made = Path(scratch) / "bin"
+            made.mkdir()
+            make(go, made)
+            made.chmod(0o755)
+            made.rename(target)
+    return target
+
+
+def make_go_environ(go: str) -> dict[str, str]:
+    """Environment of a build that depends on the pinned modules only."""
+    return {
+        **os.environ,
+        "CGO_ENABLED": "0",
+        "GOFLAGS": "-mod=readonly",
+        "GOWORK": "off",
+        **pick_toolchain(go),
+    }
 
 
 def find_go() -> str:
@@ -110,19 +140,10 @@ def check_space(folder: Path, needed_bytes: int, purpose: str) -> None:
         )
 
 
-def _build_all(go: str, cache: Path, target: Path) -> Path:
-    for stale in cache.glob(".building-*"):  # the lock is ours, so whoever made these is gone
-        shutil.rmtree(stale)
-    with tempfile.TemporaryDirectory(prefix=".building-", dir=cache) as scratch:
-        made = Path(scratch) / "bin"
-        made.mkdir()
-        for module in MODULES:
-            with step(f"built {module.name} {_describe(module)}"):
-                _build_module(go, module, made)
-        made.chmod(0o755)
-        # Only whole builds get the name that find_programs looks for.
-        made.rename(target)
-    return target
+def _build_all(go: str, made: Path) -> None:
+    for module in MODULES:
+        with step(f"built {module.name} {_describe(module)}"):
+            _build_module(go, module, made)
 
 
 def _describe(module: Module) -> str:
@@ -143,14 +164,7 @@ def _build_module(go: str, module: Module, made: Path) -> None:
         str(binary),
         ".",
     ]
-    environ = {
-        **os.environ,
-        "CGO_ENABLED": "0",
-        "GOFLAGS": "-mod=readonly",
-        "GOWORK": "off",
-        **pick_toolchain(go),
-    }
-    run_go(argv, GO_DIR / module.name, environ, module.name)
+    run_go(argv, GO_DIR / module.name, make_go_environ(go), module.name)
     for program in module.programs:
         if program != module.name:
             (made / program).symlink_to(module.name)

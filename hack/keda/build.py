@@ -1,17 +1,14 @@
 """Compile KEDA into the cluster's cache, keyed by version and sources, as hack/devcluster does with Kubernetes."""
 
 import hashlib
-import os
 import platform
 import re
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
-from devcluster.build import GO_SERIES, check_space, find_go, pick_toolchain, run_go
+from devcluster.build import GO_SERIES, build_once, make_go_environ, run_go
 from devcluster.errors import BuildError
-from devcluster.lock import hold_lock
 from devcluster.paths import Layout
 from devcluster.steps import step
 
@@ -19,7 +16,6 @@ GO_DIR = Path(__file__).resolve().parent / "go"
 MODULE = "github.com/kedacore/keda/v2"
 PROGRAMS = {"keda-operator": "cmd/operator", "keda-adapter": "cmd/adapter"}
 BUILD_SPACE_BYTES = 6 << 30
-BUILD_DEADLINE_SECONDS = 45 * 60
 
 
 def read_version() -> str:
@@ -49,31 +45,12 @@ def build(layout: Layout) -> Path:
     Raises:
         BuildError, LockTimeoutError, MissingToolError, NoSpaceError: with what to do.
     """
-    with hold_lock(layout.cache / "keda.lock", deadline_seconds=BUILD_DEADLINE_SECONDS):
-        built = find_programs(layout)
-        if built is not None:
-            return built
-        go = find_go()
-        check_space(layout.cache, BUILD_SPACE_BYTES, "build KEDA")
-        for stale in layout.cache.glob(".keda-building-*"):  # the lock is ours, so whoever made these is gone
-            shutil.rmtree(stale)
-        with tempfile.TemporaryDirectory(prefix=".keda-building-", dir=layout.cache) as scratch:
-            made = Path(scratch) / "made"
-            made.mkdir()
-            _build_all(go, made)
-            # Only whole builds get the name that find_programs looks for.
-            made.rename(layout.cache / find_version_key())
-    return layout.cache / find_version_key()
+    target = layout.cache / find_version_key()
+    return build_once(target, _build_all, what="KEDA", lock="keda.lock", space=BUILD_SPACE_BYTES)
 
 
 def _build_all(go: str, made: Path) -> None:
-    environ = {
-        **os.environ,
-        "CGO_ENABLED": "0",
-        "GOFLAGS": "-mod=readonly",
-        "GOWORK": "off",
-        **pick_toolchain(go),
-    }
+    environ = make_go_environ(go)
     for program, folder in PROGRAMS.items():
         with step(f"built {program} {read_version()}"):
             argv = [

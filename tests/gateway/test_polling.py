@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+import pytest
 from tests.fixtures.gateway import MODEL, MakeEngine, MakeGateway
 from tests.gateway.wire import ask, make_request
 
 from millpond_common.contract.engine_state import BlockCounts, EngineState, Speeds
+from millpond_gateway.app import poll
 from millpond_gateway.app.poll import make_facts, round_speed
+from millpond_gateway.proxy.fetch import Fetched, fetch
 from millpond_gateway.world.records import Replica
 
 
@@ -41,6 +45,29 @@ async def test_a_replica_that_never_answers_does_not_make_the_others_be_asked_mo
     before = engine.num_states
     await asyncio.sleep(1.5)
     assert engine.num_states - before <= 5
+
+
+@pytest.mark.parametrize("num_lost", [1, 1000])
+async def test_one_lost_answer_is_no_silence_and_more_are(
+    make_engine: MakeEngine, make_gateway: MakeGateway, monkeypatch: pytest.MonkeyPatch, num_lost: int
+) -> None:
+    gateway = await make_gateway(await make_engine(), options={"poll_seconds": 0.2})
+    lost = 0
+
+    async def lose(*arguments: Any, **options: Any) -> Fetched:
+        nonlocal lost
+        if lost < num_lost:
+            lost += 1
+            raise ConnectionResetError("lost on the way")
+        return await fetch(*arguments, **options)
+
+    monkeypatch.setattr(poll, "fetch", lose)
+    states = set()
+    for _ in range(100):
+        await asyncio.sleep(0.02)
+        states.add((await ask(gateway, make_request())).status)
+    assert lost == num_lost or lost >= 2
+    assert states == ({200} if num_lost == 1 else {200, 503})
 
 
 async def test_a_foreign_engine_is_ready_when_its_health_check_is(

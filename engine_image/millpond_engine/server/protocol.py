@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,11 +16,10 @@ from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from millpond_common.contract.openai import ApiError, ErrorCode
+from millpond_common.half_closed import has_left
 
 log = structlog.get_logger(__name__)
 
-_CLOSE_WAIT = 8
-"""State of a Linux TCP connection whose peer sends no more and may still read."""
 _LOOKS_SECONDS = (0.02, 0.06, 0.2, 0.7, 2.0)
 """When to look, after a client stopped sending, whether it is gone. The first look leaves the application time to
 take a request that came together with the end; a reset takes one round trip.
@@ -85,7 +83,7 @@ class EngineProtocol(web.RequestHandler):
         if request is None or request.version < HttpVersion11 or not request.content.is_eof():
             transport.close()
         elif self._probed:
-            if _has_left(transport):
+            if has_left(transport):
                 transport.abort()
         else:
             self._probed = True
@@ -122,18 +120,6 @@ def _describe(status: int, error: BaseException | None, message: str | None) -> 
     first = text.strip().split("\n", 1)[0].rstrip(":")[:_MAX_DETAIL]  # the rest quotes the client's bytes
     shown = first.encode("ascii", "backslashreplace").decode()
     return ApiError(ErrorCode.INVALID_VALUE, f"the request is not valid HTTP/1.1: {shown or 'unreadable'}")
-
-
-def _has_left(transport: asyncio.BaseTransport) -> bool:
-    """Whether a client that ended its half of the connection has reset the other; False where nobody tells."""
-    sock = transport.get_extra_info("socket")
-    if sys.platform != "linux" or sock is None:
-        return False
-    try:
-        state = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
-    except OSError:
-        return True
-    return bool(state != _CLOSE_WAIT)
 
 
 class EngineSite(web.BaseSite):

@@ -19,6 +19,7 @@ _log = structlog.get_logger("poll")
 _MAX_CONCURRENT = 16
 _ROUND_SECONDS = 0.2
 _SILENT_ROUNDS = 2
+"""Lost answers in a row that make a replica silent: one says nothing yet, on a busy machine or a connection just closed."""
 _EAGER_ROUNDS = 150
 """A replica that starts is asked in every round for half a minute, so that it is used as soon as it can be."""
 _NOT_FOUND = frozenset({404, 405})
@@ -55,7 +56,7 @@ class StatePoller:
                 self._silent = {uid: count for uid, count in self._silent.items() if uid in known}
             await asyncio.sleep(min(_ROUND_SECONDS, self._interval))
 
-    def has_asked_all(self) -> bool:
+    def has_heard_all(self) -> bool:
         """Whether every known replica answered, or was silent often enough to be taken for one that does not."""
         counts = [self._silent.get(replica.uid) for replica in self._world.replicas]
         return all(count is not None and (count == 0 or count >= _SILENT_ROUNDS) for count in counts)
@@ -80,8 +81,8 @@ class StatePoller:
             self._asking.discard(replica.uid)
         silent = self._silent[replica.uid] = 0 if facts.answers else self._silent.get(replica.uid, 0) + 1
         before = self._world.find_facts(replica.uid)
-        if before.answers and silent == 1:
-            return  # one lost answer, of a busy machine or a kept connection that just closed, says nothing yet
+        if before.answers and 0 < silent < _SILENT_ROUNDS:
+            return
         if before.answers != facts.answers:
             _log.info("engine", pod=replica.pod, pool=replica.pool, answers=facts.answers, epoch=facts.epoch)
         self._world.put_facts(replica.uid, facts)

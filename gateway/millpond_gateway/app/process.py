@@ -124,7 +124,7 @@ class GatewayProcess:
 
     def _has_view(self) -> bool:
         peers = self.mesh.shared.num_synced_peers() if self.mesh is not None else 0
-        return self.world.snapshot.synced and self._poller.has_asked_all() and peers >= len(self._siblings)
+        return self.world.snapshot.synced and self._poller.has_heard_all() and peers >= len(self._siblings)
 
     def _on_supervisor_gone(self) -> None:
         """Its end of the pipe closed: nobody would restart or stop this worker any more."""

@@ -47,6 +47,7 @@ class Tracing:
         from opentelemetry.sdk.resources import SERVICE_NAME, Resource  # noqa: PLC0415 - optional packages
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+        from opentelemetry.trace import SpanKind, StatusCode  # noqa: PLC0415
         from opentelemetry.trace.propagation.tracecontext import (  # noqa: PLC0415
             TraceContextTextMapPropagator,
         )
@@ -56,6 +57,7 @@ class Tracing:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("millpond_gateway", __version__)
         self._propagator = TraceContextTextMapPropagator()
+        self._kind, self._failed = SpanKind.SERVER, StatusCode.ERROR
 
     def begin(self, head: RequestHead) -> RequestTrace:
         """Open a request's span, below the caller's when it names one."""
@@ -64,16 +66,12 @@ class Tracing:
             for name in (TRACE_PARENT, TRACE_STATE)
             if (value := head.find(name)) is not None
         }
-        from opentelemetry.trace import SpanKind  # noqa: PLC0415
-
         context = self._propagator.extract(carrier)
         path = head.path.decode("latin-1")
-        return RequestTrace(self._tracer.start_span(f"POST {path}", context=context, kind=SpanKind.SERVER))
+        return RequestTrace(self._tracer.start_span(f"POST {path}", context=context, kind=self._kind))
 
     def end(self, trace: RequestTrace, record: Record, pool: str) -> None:
         """Close it with what became of the request."""
-        from opentelemetry.trace import StatusCode  # noqa: PLC0415
-
         span = trace.span
         if span.is_recording():
             span.set_attributes(make_attributes(record, pool))
@@ -83,7 +81,7 @@ class Tracing:
                 began_at = ended_at - int(record.seconds * 1e9)
                 span.add_event("first byte", timestamp=began_at + int(seconds * 1e9))
             if record.outcome in _FAILED or record.status >= 500:
-                span.set_status(StatusCode.ERROR, record.reason or record.outcome.value)
+                span.set_status(self._failed, record.reason or record.outcome.value)
         span.end()
 
     def stop(self) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import sys
 from typing import TYPE_CHECKING, cast
 
 from millpond_common.contract.openai import ApiError, ErrorCode
+from millpond_common.half_closed import has_left
 from millpond_gateway.proxy import headers
 from millpond_gateway.proxy.dispatch import Caller
 from millpond_gateway.proxy.errors import BadRequestError
@@ -21,8 +20,6 @@ _LEAVING_IDLE_SECONDS = 1.0
 """A leaving gateway keeps a connection this long after an answer that had promised to keep it: the next request may be on
 its way already."""
 _LINGER_SECONDS = 2.0
-_CLOSE_WAIT = 8
-"""State of a Linux TCP connection whose peer sends no more and may still read."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -272,15 +269,3 @@ class ClientConnection(asyncio.Protocol):
         if self._announced:
             self._relay.give_body_back(self._announced)
             self._announced = 0
-
-
-def has_left(transport: asyncio.Transport) -> bool:
-    """Whether a client that ended its half of the connection has reset the other one; False where nobody tells."""
-    sock = transport.get_extra_info("socket")
-    if sys.platform != "linux" or sock is None:
-        return False
-    try:
-        state = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
-    except OSError:
-        return True
-    return bool(state != _CLOSE_WAIT)
