@@ -179,8 +179,12 @@ def test_op_034_a_revision_above_its_gate_is_halted_and_rolled_back(own_world: W
         lambda: {get_revision(p) for p in world.list_pods("gated", leaving=True)} == {good},
     )
     assert {pod["metadata"]["uid"] for pod in world.list_pods("gated")} == kept, "nothing good was restarted"
-    status = world.get("gated")["status"]
-    assert (status["revision"], status["readyReplicas"]) == (good, 2)
+
+    def is_told() -> bool:
+        status = world.get("gated")["status"]
+        return (status["revision"], status["readyReplicas"]) == (good, 2)
+
+    wait_for("the status counts the two that stayed", is_told)
     assert world.wait_event("gated", "RolledBack")["type"] == "Warning"
     first.stop()
     second = world.start_operator()
