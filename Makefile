@@ -1,4 +1,4 @@
-# Millpond: `make help` lists the targets. A bare machine needs only Python 3.11, make and (for the cluster) root and Go.
+# Millpond: `make help` lists the targets. A bare machine needs only Python 3.11, make and (for the cluster) root.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from devcluster.errors import BuildError, MissingToolError, NoSpaceError
+from devcluster.errors import BuildError, NoSpaceError
+from devcluster.golang import GO_SERIES, find_go, pick_toolchain
 from devcluster.lock import hold_lock
 from devcluster.paths import SOURCE_DIR, Layout
 from devcluster.steps import say, step
@@ -24,8 +25,6 @@ GO_DIR = SOURCE_DIR / "go"
 KUBERNETES_PROGRAMS = (
     "kube-apiserver", "kube-controller-manager", "kube-proxy", "kube-scheduler", "kubectl", "kubelet",
 )  # fmt: skip
-# encoding/json changed in Go 1.27, and the API server's /openapi answers 503 with it.
-GO_SERIES, GO_TOOLCHAIN = "go1.26", "go1.26.8"
 RELEASED = "2026-07-22T18:07:38Z"
 # Module and build caches of the first build, and the binaries.
 BUILD_SPACE_BYTES = 8 << 30
@@ -98,7 +97,7 @@ def build_once(target: Path, make: Callable[[str, Path], None], *, what: str, lo
     with hold_lock(cache / lock, deadline_seconds=BUILD_DEADLINE_SECONDS):
         if target.is_dir():
             return target
-        go = find_go()
+        go = find_go(cache)
         check_space(cache, space, f"build {what}")
         for stale in cache.glob(f"{prefix}*"):  # the lock is ours, so whoever made these is gone
             shutil.rmtree(stale)
@@ -120,14 +119,6 @@ def make_go_environ(go: str) -> dict[str, str]:
         "GOWORK": "off",
         **pick_toolchain(go),
     }
-
-
-def find_go() -> str:
-    """Find the Go compiler, which fetches the series it needs itself when it is another one."""
-    go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin:/usr/lib/go/bin")
-    if go is None:
-        raise MissingToolError(f"go is not installed: install Go {GO_SERIES[2:]} and put it on PATH")
-    return go
 
 
 def check_space(folder: Path, needed_bytes: int, purpose: str) -> None:
@@ -182,12 +173,6 @@ def _linker_flags(module: Module) -> str:
         for package in ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version"):
             flags += [f"-X {package}.{name}={value}" for name, value in facts.items()]
     return " ".join(flags)
-
-
-def pick_toolchain(go: str) -> dict[str, str]:
-    """The variable that makes another Go fetch the series we need."""
-    found = subprocess.run([go, "env", "GOVERSION"], capture_output=True, text=True, check=False, timeout=60)
-    return {} if found.stdout.startswith(GO_SERIES + ".") else {"GOTOOLCHAIN": GO_TOOLCHAIN}
 
 
 def run_go(argv: list[str], folder: Path, environ: Mapping[str, str], name: str) -> None:

@@ -7,8 +7,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from devcluster.build import GO_SERIES, build_once, make_go_environ, run_go
+from devcluster.build import build_once, make_go_environ, run_go
 from devcluster.errors import BuildError
+from devcluster.golang import GO_SERIES
 from devcluster.paths import Layout
 from devcluster.steps import step
 

