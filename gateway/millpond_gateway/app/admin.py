@@ -15,7 +15,8 @@ from millpond_common.contract.gateway_report import ProbeRequest, ProbeResult
 from millpond_common.contract.openai import ApiError, ErrorCode
 from millpond_gateway.proxy import headers
 from millpond_gateway.proxy.errors import BadRequestError
-from millpond_gateway.proxy.http1 import RequestHead, RequestReader
+from millpond_gateway.proxy.http1 import RequestReader
+from millpond_gateway.proxy.records import RequestHead
 from millpond_gateway.proxy.settings import RelaySettings
 
 _LIMITS = RelaySettings(max_head_bytes=8192, max_body_bytes=65_536)

@@ -16,8 +16,8 @@ from millpond_gateway.app.tenants import KeyRing, check_tenant
 from millpond_gateway.flow.records import FlowSettings
 from millpond_gateway.proxy import headers
 from millpond_gateway.proxy.dispatch import Call, Caller, Decision, Ending, ModelCard, Record, Target, Waiter
-from millpond_gateway.proxy.http1 import RequestHead
 from millpond_gateway.proxy.models import refuse_model
+from millpond_gateway.proxy.records import RequestHead
 from millpond_gateway.routing.records import Usage
 from millpond_gateway.routing.router import Router
 from millpond_gateway.world.records import Replica, WorldSnapshot

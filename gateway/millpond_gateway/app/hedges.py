@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from millpond_gateway.flow.hedge import HedgeBudget, HedgeReason, HedgeView, LatenessBook, decide_hedge
+from millpond_gateway.flow.hedge import HedgeBudget, HedgeReason, LatenessBook, decide_hedge
+from millpond_gateway.flow.records import HedgeView
 from millpond_gateway.proxy.dispatch import Target
 
 

@@ -19,7 +19,6 @@ from millpond_gateway.app.judgement import (
 from millpond_gateway.app.refusals import describe_choice, make_debug, make_refusal, refuse_choice
 from millpond_gateway.app.requests import RequestMaker
 from millpond_gateway.flow.admission import (
-    PoolView,
     compute_hold_seconds,
     decide_admission,
     decide_expired,
@@ -28,7 +27,7 @@ from millpond_gateway.flow.admission import (
 )
 from millpond_gateway.flow.budget import Budgets
 from millpond_gateway.flow.demand import DemandBook
-from millpond_gateway.flow.outliers import Evidence, OutlierBook, OutlierVerdict
+from millpond_gateway.flow.outliers import Evidence, OutlierBook
 from millpond_gateway.flow.queue import HoldQueue
 from millpond_gateway.flow.records import (
     Action,
@@ -36,6 +35,8 @@ from millpond_gateway.flow.records import (
     FlowReason,
     FlowSettings,
     HeldRequest,
+    OutlierVerdict,
+    PoolView,
     TenantPolicy,
     Verdict,
 )

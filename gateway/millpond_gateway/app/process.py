@@ -33,7 +33,7 @@ from millpond_gateway.app.traces import RequestTrace, Tracing
 from millpond_gateway.app.vitals import Vitals
 from millpond_gateway.proxy.client import ClientConnection
 from millpond_gateway.proxy.dispatch import Outcome, Record
-from millpond_gateway.proxy.http1 import RequestHead
+from millpond_gateway.proxy.records import RequestHead
 from millpond_gateway.proxy.relay import Relay
 from millpond_gateway.routing.records import Policy
 from millpond_gateway.routing.shared import SharedDecisions

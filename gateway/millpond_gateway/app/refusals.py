@@ -5,7 +5,7 @@ from __future__ import annotations
 from millpond_common.contract.openai import ApiError, ErrorCode
 from millpond_gateway.flow.records import FlowReason, Verdict
 from millpond_gateway.proxy import headers
-from millpond_gateway.proxy.http1 import Header
+from millpond_gateway.proxy.records import Header
 from millpond_gateway.routing.records import Choice, ChoiceReason
 from millpond_gateway.world.records import PoolView as PoolSpec
 

@@ -16,7 +16,7 @@ import structlog
 from millpond_common.version import __version__
 from millpond_gateway.proxy.dispatch import FAULTS, Outcome, Record
 from millpond_gateway.proxy.headers import TRACE_PARENT, TRACE_STATE
-from millpond_gateway.proxy.http1 import RequestHead
+from millpond_gateway.proxy.records import RequestHead
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter

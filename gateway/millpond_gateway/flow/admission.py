@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 
-import msgspec
-
-from millpond_gateway.flow.records import Action, ClassPolicy, FlowReason, FlowSettings, Verdict
+from millpond_gateway.flow.records import Action, ClassPolicy, FlowReason, FlowSettings, PoolView, Verdict
 
 MAX_RETRY_SECONDS = 120
 """The OpenAI SDK does not wait longer."""
@@ -16,29 +14,6 @@ MAX_START_RETRY_SECONDS = 3600
 """A start is not shortened for a client's sake: a promise that comes too early is none."""
 _MIN_WAIT_SHARE = 0.25
 """A prompt so long that it misses the target on an idle replica may still queue this share of the target."""
-
-
-class PoolView(msgspec.Struct, frozen=True, kw_only=True):
-    """A pool as admission sees it at one instant."""
-
-    num_endpoints: int
-    """Endpoints that exist, loading ones included."""
-    num_routable: int
-    """Endpoints that may be chosen for this request."""
-    queue_seconds: float | None
-    """Shortest queue among them: uncached tokens in flight over speed; None without any."""
-    own_seconds: float
-    """The request's own uncached tokens over speed on that replica."""
-    tokens_per_second: float
-    """Learned prefill speed of all routable replicas together; 0 when none is."""
-    starting: bool
-    """The pool is at zero or has no ready replica yet, and something will start one."""
-    num_held: int
-    held_tokens: int
-    start_seconds_left: float | None = None
-    """Measured time to start a replica, less what has passed of it; None while no start was measured."""
-    gated: bool = False
-    """The request's class waits for another class; see `HoldQueue.is_gated`."""
 
 
 def decide_admission(view: PoolView, policy: ClassPolicy, settings: FlowSettings) -> Verdict:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-import msgspec
+from millpond_gateway.flow.records import DemandView
 
 _WINDOW = 60
 _SHORT_WINDOW = 15
@@ -14,16 +14,6 @@ _BUCKET_RATIO = 1.1
 """Time buckets grow by a tenth: a percentile is at most that much too high."""
 _BUCKET_FLOOR = 0.001
 _NUM_BUCKETS = 150
-
-
-class DemandView(msgspec.Struct, frozen=True, kw_only=True):
-    """Rates at one instant; a rate is absent until its window is full."""
-
-    uncached_tokens_per_second_15: float | None
-    uncached_tokens_per_second_60: float | None
-    output_tokens_per_second_60: float | None
-    ttft_p90_milliseconds: dict[str, int]
-    last_request_seconds_ago: float | None
 
 
 class _Ring:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from enum import StrEnum
 
-import msgspec
+from millpond_gateway.flow.records import HedgeView
 
 _MIN_PREDICTION_SECONDS = 0.05
 """Below it a prediction says no more than that the first token comes at once."""
@@ -26,19 +26,6 @@ class HedgeReason(StrEnum):
     SATURATED = "Saturated"
     NO_BUDGET = "NoBudget"
     NO_OTHER_REPLICA = "NoOtherReplica"
-
-
-class HedgeView(msgspec.Struct, frozen=True, kw_only=True):
-    """A waiting request at one instant."""
-
-    waited_seconds: float
-    predicted_p99_seconds: float
-    """99th percentile of the time to first token for this prediction, from measured errors."""
-    provably_not_started: bool
-    cached_tokens: int
-    prompt_tokens: int
-    pool_saturated: bool
-    num_other_candidates: int
 
 
 class LatenessBook:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable
 from enum import StrEnum
 
-import msgspec
+from millpond_gateway.flow.records import OutlierSettings, OutlierVerdict
 
 
 class Evidence(StrEnum):
@@ -30,33 +30,6 @@ def classify_status(status: int, *, retry_after: bool) -> Evidence:
     if status >= 500:
         return Evidence.FAULT
     return Evidence.CLIENT_ERROR if status >= 400 else Evidence.SUCCESS
-
-
-class OutlierSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """When a replica is out, and for how long."""
-
-    window_seconds: float = 30.0
-    min_faults: int = 5
-    fault_percent: int = 50
-    """Share of attempts in the window that must be faults."""
-    min_clients: int = 3
-    """Different clients that must have seen faults; a failing probe stands for all."""
-    max_ejected_percent: int = 30
-    first_ejection_seconds: float = 10.0
-    max_ejection_seconds: float = 300.0
-
-
-class OutlierVerdict(msgspec.Struct, frozen=True):
-    """Who is out now."""
-
-    ejected: frozenset[str]
-    probing: frozenset[str]
-    """Half-open: their ejection ran out; a success closes the breaker, faults of two clients or a failing probe open
-    it again."""
-    suspects: frozenset[str]
-    """Faults of too few clients to tell the replica's fault from the client's: probe them."""
-    capped: bool
-    """More replicas fail than may be ejected: a condition for the operator."""
 
 
 _MAX_EVENTS = 256

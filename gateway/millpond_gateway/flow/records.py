@@ -129,3 +129,76 @@ class HeldRequest(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int
     arrived_at: float
     expires_at: float
+
+
+class PoolView(msgspec.Struct, frozen=True, kw_only=True):
+    """A pool as admission sees it at one instant."""
+
+    num_endpoints: int
+    """Endpoints that exist, loading ones included."""
+    num_routable: int
+    """Endpoints that may be chosen for this request."""
+    queue_seconds: float | None
+    """Shortest queue among them: uncached tokens in flight over speed; None without any."""
+    own_seconds: float
+    """The request's own uncached tokens over speed on that replica."""
+    tokens_per_second: float
+    """Learned prefill speed of all routable replicas together; 0 when none is."""
+    starting: bool
+    """The pool is at zero or has no ready replica yet, and something will start one."""
+    num_held: int
+    held_tokens: int
+    start_seconds_left: float | None = None
+    """Measured time to start a replica, less what has passed of it; None while no start was measured."""
+    gated: bool = False
+    """The request's class waits for another class; see `HoldQueue.is_gated`."""
+
+
+class DemandView(msgspec.Struct, frozen=True, kw_only=True):
+    """Rates at one instant; a rate is absent until its window is full."""
+
+    uncached_tokens_per_second_15: float | None
+    uncached_tokens_per_second_60: float | None
+    output_tokens_per_second_60: float | None
+    ttft_p90_milliseconds: dict[str, int]
+    last_request_seconds_ago: float | None
+
+
+class HedgeView(msgspec.Struct, frozen=True, kw_only=True):
+    """A waiting request at one instant."""
+
+    waited_seconds: float
+    predicted_p99_seconds: float
+    """99th percentile of the time to first token for this prediction, from measured errors."""
+    provably_not_started: bool
+    cached_tokens: int
+    prompt_tokens: int
+    pool_saturated: bool
+    num_other_candidates: int
+
+
+class OutlierSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """When a replica is out, and for how long."""
+
+    window_seconds: float = 30.0
+    min_faults: int = 5
+    fault_percent: int = 50
+    """Share of attempts in the window that must be faults."""
+    min_clients: int = 3
+    """Different clients that must have seen faults; a failing probe stands for all."""
+    max_ejected_percent: int = 30
+    first_ejection_seconds: float = 10.0
+    max_ejection_seconds: float = 300.0
+
+
+class OutlierVerdict(msgspec.Struct, frozen=True):
+    """Who is out now."""
+
+    ejected: frozenset[str]
+    probing: frozenset[str]
+    """Half-open: their ejection ran out; a success closes the breaker, faults of two clients or a failing probe open
+    it again."""
+    suspects: frozenset[str]
+    """Faults of too few clients to tell the replica's fault from the client's: probe them."""
+    capped: bool
+    """More replicas fail than may be ejected: a condition for the operator."""

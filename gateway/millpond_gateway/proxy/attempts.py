@@ -11,10 +11,10 @@ import msgspec
 from millpond_common.contract.openai import ApiError
 from millpond_gateway.proxy import headers
 from millpond_gateway.proxy.dispatch import Call, Decision, Ending, Outcome, Target
-from millpond_gateway.proxy.engine import AnswerHead, Breakage, EngineConnection
+from millpond_gateway.proxy.engine import EngineConnection
 from millpond_gateway.proxy.hidden import ask_usage
-from millpond_gateway.proxy.http1 import RequestHead
 from millpond_gateway.proxy.phases import Phase
+from millpond_gateway.proxy.records import AnswerHead, Breakage, RequestHead
 from millpond_gateway.proxy.reply import Reply
 from millpond_gateway.proxy.retry import Evidence
 from millpond_gateway.routing.records import Usage

@@ -13,7 +13,7 @@ import msgspec
 
 from millpond_common.contract.openai import ApiError
 from millpond_gateway.proxy.body import ParsedBody
-from millpond_gateway.proxy.http1 import Header, RequestHead
+from millpond_gateway.proxy.records import Header, RequestHead
 from millpond_gateway.routing.records import EndpointView, Usage
 
 

@@ -9,41 +9,13 @@ import sys
 from typing import Protocol, cast
 
 import httptools
-import msgspec
 
 from millpond_gateway.proxy.errors import BadAnswerError
-from millpond_gateway.proxy.http1 import Header
+from millpond_gateway.proxy.records import AnswerHead, Breakage, Header
 
 _MAX_ANSWER_HEAD_BYTES = 65_536
 _BYTES_ACKED_AT = 120
 """Offset of `tcpi_bytes_acked` in Linux's `struct tcp_info`, 64-bit."""
-
-
-class AnswerHead(msgspec.Struct, frozen=True, gc=False):
-    """Status and headers of an engine's answer."""
-
-    status: int
-    headers: list[Header]
-    content_length: int | None
-    chunked: bool
-
-    def find(self, name: bytes) -> bytes | None:
-        """First value of a header, by its name in lower case."""
-        for key, value in self.headers:
-            if key == name:
-                return value
-        return None
-
-
-class Breakage(msgspec.Struct, frozen=True):
-    """How an answer broke off."""
-
-    message: str
-    answered: bool
-    """A byte of the answer had come."""
-    nothing_accepted: bool
-    """The engine's host provably took no byte of the request."""
-    bad_answer: bool = False
 
 
 class AnswerSink(Protocol):

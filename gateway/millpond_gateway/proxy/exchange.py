@@ -14,10 +14,9 @@ from millpond_common.contract.openai import ApiError, ErrorCode
 from millpond_gateway.proxy import headers
 from millpond_gateway.proxy.attempts import Attempts
 from millpond_gateway.proxy.dispatch import DEADLINES, Outcome, Target
-from millpond_gateway.proxy.engine import AnswerHead, Breakage
-from millpond_gateway.proxy.http1 import Header
 from millpond_gateway.proxy.overload import is_overload
 from millpond_gateway.proxy.phases import Phase, find_overdue
+from millpond_gateway.proxy.records import AnswerHead, Breakage, Header
 from millpond_gateway.proxy.retry import Evidence, Verdict, decide_retry, name_evidence, name_outcome
 from millpond_gateway.proxy.summary import make_record
 

@@ -7,7 +7,8 @@ import asyncio
 import msgspec
 
 from millpond_gateway.proxy.connections import Connections
-from millpond_gateway.proxy.engine import AnswerHead, Breakage, EngineConnection
+from millpond_gateway.proxy.engine import EngineConnection
+from millpond_gateway.proxy.records import AnswerHead, Breakage
 from millpond_gateway.routing.records import EndpointView
 
 _MAX_BODY_BYTES = 1024 * 1024

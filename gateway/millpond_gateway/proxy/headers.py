@@ -13,7 +13,7 @@ from typing import Final
 
 from millpond_common.contract import headers as contract
 from millpond_common.contract.openai import ApiError
-from millpond_gateway.proxy.http1 import Header, RequestHead
+from millpond_gateway.proxy.records import Header, RequestHead
 
 HOP_BY_HOP: Final = frozenset(
     {

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from millpond_gateway.proxy.dispatch import HEDGE_LOST, HEDGE_WON, Call, Ending, Outcome, Target
 from millpond_gateway.proxy.exchange import Exchange
 from millpond_gateway.proxy.hedging import Hedge
-from millpond_gateway.proxy.http1 import RequestHead
 from millpond_gateway.proxy.phases import Phase
+from millpond_gateway.proxy.records import RequestHead
 from millpond_gateway.proxy.reply import Reply
 from millpond_gateway.proxy.retry import Evidence
 

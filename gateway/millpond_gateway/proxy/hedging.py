@@ -10,7 +10,8 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 from millpond_gateway.proxy.dispatch import Outcome, Target
-from millpond_gateway.proxy.engine import AnswerHead, AnswerSink, Breakage, EngineConnection
+from millpond_gateway.proxy.engine import AnswerSink, EngineConnection
+from millpond_gateway.proxy.records import AnswerHead, Breakage
 from millpond_gateway.proxy.retry import Evidence, name_evidence, name_outcome
 
 if TYPE_CHECKING:

@@ -9,35 +9,11 @@ from __future__ import annotations
 from typing import Final
 
 import httptools
-import msgspec
 
 from millpond_common.contract.openai import ApiError, ErrorCode
 from millpond_gateway.proxy.errors import BadRequestError
+from millpond_gateway.proxy.records import Header, RequestHead
 from millpond_gateway.proxy.settings import RelaySettings
-
-Header = tuple[bytes, bytes]
-"""Name in lower case, value."""
-
-
-class RequestHead(msgspec.Struct, frozen=True, gc=False):
-    """Method, target and headers of one request, validated."""
-
-    method: bytes
-    path: bytes
-    """Target without query."""
-    target: bytes
-    headers: list[Header]
-    index: dict[bytes, bytes]
-    """First value by name."""
-    http_1_1: bool
-    keep_alive: bool
-    content_length: int | None
-    chunked: bool
-    expects_continue: bool
-
-    def find(self, name: bytes) -> bytes | None:
-        """First value of a header, by its name in lower case."""
-        return self.index.get(name)
 
 
 class RequestReader:

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from millpond_common.contract.openai import ErrorCode
-from millpond_gateway.proxy.engine import AnswerHead
+from millpond_gateway.proxy.records import AnswerHead
 
 _BEFORE_START: Final = frozenset(
     {ErrorCode.OVERLOADED.value, ErrorCode.DRAINING.value, ErrorCode.ASLEEP.value}

@@ -16,9 +16,9 @@ from millpond_gateway.proxy.connections import Connections
 from millpond_gateway.proxy.dispatch import Call, Caller, Dispatcher, Observer, Outcome, Record, Target
 from millpond_gateway.proxy.exchange import Exchange
 from millpond_gateway.proxy.hedged import HedgedExchange
-from millpond_gateway.proxy.http1 import RequestHead
 from millpond_gateway.proxy.models import make_model_answer
 from millpond_gateway.proxy.proof import find_evidence, is_waiting
+from millpond_gateway.proxy.records import RequestHead
 from millpond_gateway.proxy.reply import Reply
 from millpond_gateway.proxy.retry import Evidence
 from millpond_gateway.proxy.settings import RelaySettings

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 
 from millpond_common.contract.openai import ApiError
 from millpond_gateway.proxy import headers
-from millpond_gateway.proxy.engine import AnswerHead
 from millpond_gateway.proxy.hidden import UsageFilter
-from millpond_gateway.proxy.http1 import Header
+from millpond_gateway.proxy.records import AnswerHead, Header
 from millpond_gateway.proxy.sse import COMMENT, StreamTail
 from millpond_gateway.routing.records import Usage
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from millpond_gateway.proxy.dispatch import Outcome
-from millpond_gateway.proxy.engine import Breakage
+from millpond_gateway.proxy.records import Breakage
 
 
 class Evidence(StrEnum):

@@ -6,11 +6,9 @@ the usage the engine reported. Constant cost per chunk: nothing is split or deco
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
-import msgspec
-
+from millpond_gateway.proxy.usage import find_usage
 from millpond_gateway.routing.records import Usage
 
 COMMENT: Final = b": waiting\n\n"
@@ -21,21 +19,6 @@ _LATER_ERROR: Final = b"\n" + _ERROR
 """Never inside an event's JSON, where a line feed is escaped."""
 _KEEP_BYTES: Final = 4096
 """Of an unfinished event, its tail; a usage chunk is a few hundred bytes."""
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-
-
-_USAGE_OBJECT: Final = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
-"""The object and the objects directly inside it."""
-_DECODER: Final = msgspec.json.Decoder(_Usage)
 
 
 class StreamTail:
@@ -86,20 +69,3 @@ class StreamTail:
     def find_usage(self) -> Usage | None:
         """Token counts that the engine reported, if it did."""
         return find_usage(self._last_usage or self._open_event)
-
-
-def find_usage(data: bytes) -> Usage | None:
-    """The last usage object inside `data`; quotes inside JSON strings are escaped, so text cannot pose as one."""
-    found = _USAGE_OBJECT.findall(data)
-    if not found:
-        return None
-    try:
-        read = _DECODER.decode(found[-1])
-    except msgspec.MsgspecError:
-        return None
-    details = read.prompt_tokens_details
-    return Usage(
-        prompt_tokens=read.prompt_tokens,
-        cached_tokens=details.cached_tokens if details is not None else None,
-        output_tokens=read.completion_tokens or 0,
-    )

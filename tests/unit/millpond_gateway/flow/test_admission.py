@@ -6,14 +6,13 @@ import msgspec
 import pytest
 
 from millpond_gateway.flow.admission import (
-    PoolView,
     compute_hold_seconds,
     compute_retry_after,
     decide_admission,
     decide_expired,
     may_start,
 )
-from millpond_gateway.flow.records import Action, ClassPolicy, FlowReason, FlowSettings
+from millpond_gateway.flow.records import Action, ClassPolicy, FlowReason, FlowSettings, PoolView
 
 SETTINGS = FlowSettings()
 INTERACTIVE = ClassPolicy(name="interactive", ttft_seconds=1.0)

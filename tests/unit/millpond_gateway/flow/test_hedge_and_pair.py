@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from millpond_gateway.flow.hedge import HedgeBudget, HedgeReason, HedgeView, decide_hedge
+from millpond_gateway.flow.hedge import HedgeBudget, HedgeReason, decide_hedge
 from millpond_gateway.flow.pair import (
     Leg,
     PairAction,
@@ -15,6 +15,7 @@ from millpond_gateway.flow.pair import (
     plan_leg_failure,
     plan_pair,
 )
+from millpond_gateway.flow.records import HedgeView
 
 LATE = HedgeView(
     waited_seconds=5.0,

@@ -14,7 +14,8 @@ from millpond_gateway.proxy.errors import BadRequestError
 from millpond_gateway.proxy.headers import choose_request_id, make_client_head, make_engine_head
 from millpond_gateway.proxy.http1 import RequestReader
 from millpond_gateway.proxy.settings import RelaySettings
-from millpond_gateway.proxy.sse import StreamTail, find_usage
+from millpond_gateway.proxy.sse import StreamTail
+from millpond_gateway.proxy.usage import find_usage
 
 LIMITS = RelaySettings(max_head_bytes=2000, max_body_bytes=500, max_headers=20)
 Outcome = tuple[str, bytes, bool, bool]

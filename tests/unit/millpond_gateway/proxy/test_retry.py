@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from millpond_gateway.proxy.dispatch import FAULTS, Outcome
-from millpond_gateway.proxy.engine import Breakage
+from millpond_gateway.proxy.records import Breakage
 from millpond_gateway.proxy.retry import Evidence, Verdict, decide_retry, name_evidence, name_outcome
 
 
