@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from millpond_common.contract.openai import ErrorCode
 from millpond_engine.engine.step import StepReport
 from millpond_engine.loop.ledger import LiveRequest
 from millpond_engine.loop.recorder import Recorder
 from millpond_engine.loop.stream import Delivery, EndKind, RequestStream, StreamEnd, wake_streams
 from millpond_engine.records.outputs import SequenceOutput
 from millpond_engine.records.request import FinishReason
+from millpond_engine.records.step import RowFailure
 
 
 class Courier:
@@ -42,9 +44,11 @@ class Courier:
                 self._recorder.note_prompt(live, prompt, now)
             for sequence in news:
                 self._recorder.note_tokens(live, sequence, now)
-            end = ends.get(request_id)
+            end = ends.get(request_id) or _make_failure(news, report.failure)
             if end is None and request_id in finished:
-                end = _make_end(news, report.failure)
+                end = StreamEnd(EndKind.FINISHED)
+            if end is not None and request_id not in finished:
+                self._abort(request_id)  # one of its choices failed: no answer can be whole any more
             self.deliver(live, Delivery(request_id, now, prompt, news, end))
 
     def deliver(self, live: LiveRequest, delivery: Delivery) -> None:
@@ -68,9 +72,10 @@ class Courier:
             self._to_wake = []
 
 
-def _make_end(news: tuple[SequenceOutput, ...], failure: str | None) -> StreamEnd:
-    """The end of a request whose sequences have all ended."""
-    if any(sequence.finish is FinishReason.ERROR for sequence in news):
-        own = next((sequence.message for sequence in news if sequence.message), None)
-        return StreamEnd(EndKind.FAILED, failure or own or "a step of this request failed")
-    return StreamEnd(EndKind.FINISHED)
+def _make_failure(news: tuple[SequenceOutput, ...], failure: str | None) -> StreamEnd | None:
+    """The end of a request one of whose sequences failed; None when none did."""
+    if all(sequence.finish is not FinishReason.ERROR for sequence in news):
+        return None
+    own = next((sequence.message for sequence in news if sequence.message), "")
+    code = ErrorCode.INVALID_VALUE if own == RowFailure.NO_CHOICE and not failure else ErrorCode.ENGINE_ERROR
+    return StreamEnd(EndKind.FAILED, failure or own or "a step of this request failed", code)

@@ -8,6 +8,7 @@ are frozen msgspec structs: making a frozen dataclass takes fifteen times as lon
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 import msgspec
 
@@ -117,6 +118,16 @@ class RowResult(msgspec.Struct, frozen=True, gc=False):
     """For positions start + 1 .. start + num_tokens that lie inside the prompt."""
 
 
+class RowFailure(StrEnum):
+    """Why a row failed alone; the values are what the client reads, free of prompt text."""
+
+    NOT_NUMBERS = "the model produced values that are not numbers"
+    NO_CHOICE = (
+        "no token is left to choose: allowed_token_ids, bad_words, logit_bias and min_tokens exclude them all"
+    )
+    """The caller's fault: the request excludes every token."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """Outcome of a plan."""
@@ -126,4 +137,4 @@ class StepResult:
     seconds: float
     """Time the runner took, for measured speeds."""
     failed_rows: dict[int, str] = field(default_factory=dict)
-    """Rows whose step failed alone, with a message free of prompt text."""
+    """Rows whose step failed alone, with a message free of prompt text (`RowFailure` where one fits)."""

@@ -15,7 +15,7 @@ from millpond_engine.runner.cuda_edits import EditedRow, LogitEditor
 from millpond_engine.runner.cuda_reports import ReportTensors, report_tokens
 from millpond_engine.runner.cuda_rows import DeviceRows
 from millpond_engine.runner.cuda_runtime import Array, DeviceRuntime, upload_columns
-from millpond_engine.runner.sampler import SLICE_BYTES, SampledStep
+from millpond_engine.runner.sampler import SLICE_BYTES, SampledStep, explain_row
 from millpond_engine.runner.sampling_table import SamplingTable
 
 
@@ -24,6 +24,8 @@ class PendingRows:
     """Some rows of a launched step: tensors that are on their way to the host, and how to read them."""
 
     steps: list[RowStep]
+    edited: Array
+    """Which of the steps change the model's scores before the choice."""
     best: torch.Tensor
     tokens: torch.Tensor
     reported: list[int]
@@ -46,7 +48,7 @@ class PendingRows:
         branches = [next(arrays).tolist() for _ in self.branches or ()]
         for index, step in enumerate(self.steps):
             if not np.isfinite(best[index]):
-                out.failed[step.row] = _failure(float(best[index]))
+                out.failed[step.row] = explain_row(float(best[index]), bool(self.edited[index]))
             elif step.num_branches:
                 values, ids = (part[index][: step.num_branches] for part in branches)
                 out.rows.append(RowResult(step.row, branches=tuple(zip(ids, values, strict=True))))
@@ -128,6 +130,7 @@ class CudaSampler:
         reported = [index for index, count in enumerate(counts) if count is not None]
         return PendingRows(
             steps,
+            self._table.edited[rows],
             best,
             tokens,
             reported,
@@ -178,11 +181,3 @@ def _find_branches(logits: torch.Tensor, most: int) -> tuple[torch.Tensor, torch
         return None
     values, ids = logits.log_softmax(-1).topk(min(most, logits.shape[-1]))
     return values, ids
-
-
-def _failure(best: float) -> str:
-    if best != best:  # noqa: PLR0124 - the test for NaN
-        return "the model produced values that are not numbers"
-    return (
-        "no token is left to choose: allowed_token_ids, bad_words, logit_bias and min_tokens exclude them all"
-    )

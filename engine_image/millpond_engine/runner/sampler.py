@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from millpond_engine.model.decoder import Decoder
-from millpond_engine.records.step import NewRow, RowResult, RowStep, TokenLogprobs
+from millpond_engine.records.step import NewRow, RowFailure, RowResult, RowStep, TokenLogprobs
 from millpond_engine.runner.draw import DrawParams, draw
 from millpond_engine.runner.edits import edit_logits
 from millpond_engine.runner.logprobs import branches, token_logprobs
@@ -72,7 +73,9 @@ class Sampler:
         tokens = chosen.cpu().numpy()
         kept = [i for i, step in enumerate(steps) if not step.num_branches and i not in bad]
         if len(kept) < len(steps):
-            out.failed.update({steps[i].row: _failure(best[i]) for i in bad})
+            out.failed.update(
+                {steps[i].row: explain_row(float(best[i]), self._table.edited[rows[i]]) for i in bad}
+            )
         self._rows.append_tokens(rows[kept], positions[kept], tokens[kept])
         out.rows.extend(
             RowResult(steps[i].row, token, reports[i])
@@ -119,9 +122,6 @@ class Sampler:
         return reports
 
 
-def _failure(best: torch.Tensor) -> str:
-    if bool(torch.isnan(best)):
-        return "the model produced values that are not numbers"
-    return (
-        "no token is left to choose: allowed_token_ids, bad_words, logit_bias and min_tokens exclude them all"
-    )
+def explain_row(best: float, edited: bool) -> RowFailure:
+    """Why a row whose best score is not finite failed: only edits turn all of a model's numbers into minus infinity."""
+    return RowFailure.NO_CHOICE if edited and best == -math.inf else RowFailure.NOT_NUMBERS

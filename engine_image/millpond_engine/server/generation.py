@@ -123,4 +123,6 @@ def _make_ended(request_id: str, end: StreamEnd) -> StreamEndedError:
     if end.refusal is not None:
         return StreamEndedError(translate_refusal(end.refusal), request_id=request_id, outcome="refused")
     outcome = "cancelled" if end.kind is EndKind.CANCELLED else "error"
+    if end.code is ErrorCode.INVALID_VALUE:  # only the choice of a token showed that the request excludes all
+        outcome = "refused"
     return StreamEndedError(make_error(end.code, end.message), request_id=request_id, outcome=outcome)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import secrets
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -135,8 +136,12 @@ def render_chat(source: str, chat: ChatInput, *, max_seconds: float = MAX_SECOND
     """
     template = _compile(source)
     names = dict(chat.variables or {})
+    messages, mark = list(chat.messages), f"[{secrets.token_hex(16)}]"
+    last = str(messages[-1].get("content") or "") if chat.continue_final_message else ""
+    if chat.continue_final_message:
+        messages[-1] = {**messages[-1], "content": f"{last}{mark} "}
     names.update(
-        messages=list(chat.messages),
+        messages=messages,
         tools=list(chat.tools) if chat.tools else None,
         documents=list(chat.documents) if chat.documents else None,
         add_generation_prompt=chat.add_generation_prompt,
@@ -152,7 +157,7 @@ def render_chat(source: str, chat: ChatInput, *, max_seconds: float = MAX_SECOND
         raise TemplateFailedError(f"the chat template failed: {type(error).__name__}") from error
     except Exception as error:  # a template may raise anything through the values it touches
         raise TemplateFailedError(f"the chat template failed: {type(error).__name__}") from error
-    return _cut_after_last(text, chat) if chat.continue_final_message else text
+    return _cut_at(mark, text, last) if chat.continue_final_message else text
 
 
 def _render(template: jinja2.Template, names: dict[str, Any]) -> str:
@@ -166,15 +171,20 @@ def _render(template: jinja2.Template, names: dict[str, Any]) -> str:
     return "".join(pieces)
 
 
-def _cut_after_last(text: str, chat: ChatInput) -> str:
-    """The text up to the end of the last message, so that the model goes on with it."""
-    content = str(chat.messages[-1].get("content") or "").strip()
-    position = text.rfind(content) if content else -1
+def _cut_at(mark: str, text: str, last: str) -> str:
+    """The text up to the mark behind the last message's content, so that the model goes on with it.
+
+    What follows the message in the template may repeat its words, so they cannot show where it ends. A template
+    that trims the space behind the mark would have trimmed the message's own.
+    """
+    position = text.rfind(mark)
     if position < 0:
         raise TemplateFailedError(
             "continue_final_message: the last message is not found in the rendered text"
         )
-    return text[: position + len(content)]
+    if text.startswith(" ", position + len(mark)) or not last.strip():
+        return text[:position]
+    return text[:position].removesuffix(last[len(last.rstrip()) :])
 
 
 class _Deadline:

@@ -10,7 +10,7 @@ import torch
 
 from millpond_engine.kernels.reference import ReferenceOps
 from millpond_engine.records.request import SamplingParams
-from millpond_engine.records.step import NewRow, RowStep
+from millpond_engine.records.step import NewRow, RowFailure, RowStep
 from millpond_engine.runner.rows import RowTable
 from millpond_engine.runner.sampler import SLICE_BYTES, SampledStep, Sampler
 from millpond_engine.runner.sampling_table import SamplingTable
@@ -82,12 +82,12 @@ def test_not_a_number_fails_its_row_alone_on_both_paths() -> None:
         world = World(Product(4))
         for row in range(3):
             world.add(row, sampling)
-        hidden = torch.zeros(3, 4)
-        hidden[1, 2] = float("nan")
-        out = world.sample(hidden)
-        assert [result.row for result in out.rows] == [0, 2]
-        assert list(out.failed) == [1]
-        assert "not numbers" in out.failed[1]
+        for broken in (float("nan"), float("inf")):
+            hidden = torch.zeros(3, 4)
+            hidden[1, 2] = broken
+            out = world.sample(hidden)
+            assert [result.row for result in out.rows] == [0, 2]
+            assert out.failed == {1: RowFailure.NOT_NUMBERS}
 
 
 def test_nothing_left_to_choose_fails_its_row_alone() -> None:
@@ -96,7 +96,18 @@ def test_nothing_left_to_choose_fails_its_row_alone() -> None:
     world.add(1, SamplingParams(temperature=0.0, allowed_token_ids=(2,)), stop_token_ids=(2,), min_tokens=5)
     out = world.sample(torch.zeros(2, 4))
     assert [result.row for result in out.rows] == [0]
-    assert "no token is left" in out.failed[1]
+    assert out.failed == {1: RowFailure.NO_CHOICE}
+
+
+def test_a_model_that_overflows_is_never_blamed_on_the_caller() -> None:
+    for sampling in (GREEDY, SamplingParams(temperature=1.0, presence_penalty=1.0, num_logprobs=1)):
+        for value in (float("inf"), float("nan")):
+            world = World(Product(4))
+            world.add(0, sampling)
+            assert world.sample(torch.full((1, 4), value)).failed == {0: RowFailure.NOT_NUMBERS}
+    world = World(Product(4))
+    world.add(0, GREEDY)
+    assert world.sample(torch.full((1, 4), -float("inf"))).failed == {0: RowFailure.NOT_NUMBERS}
 
 
 def test_branches_are_reported_instead_of_a_token() -> None:

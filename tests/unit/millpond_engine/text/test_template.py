@@ -70,3 +70,22 @@ def test_the_last_message_can_be_continued() -> None:
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "Once upon"}]
     chat = ChatInput(messages=messages, add_generation_prompt=False, continue_final_message=True)
     assert render_chat(source, chat) == "[user]q<end>[assistant]Once upon"
+
+
+@pytest.mark.parametrize("trims", [False, True])
+@pytest.mark.parametrize(
+    "content", ["d", "end", "<end>", "", " ", "\n", "a ", "a\n\n", " a", "Once upon <end> a", "q"]
+)
+def test_a_continued_message_is_cut_at_its_own_end_whatever_it_says(content: str, trims: bool) -> None:
+    said = "(m.content | trim)" if trims else "m.content"
+    source = "{% for m in messages %}[{{ m.role }}]\n{{ " + said + " }}<end>\n{% endfor %}"
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": content}]
+    chat = ChatInput(messages=messages, add_generation_prompt=False, continue_final_message=True)
+    shown = content.strip() if trims else content
+    assert render_chat(source, chat) == f"[user]\nq<end>\n[assistant]\n{shown}"
+
+
+def test_a_template_that_hides_the_message_to_continue_is_refused() -> None:
+    chat = ChatInput(messages=MESSAGES, add_generation_prompt=False, continue_final_message=True)
+    with pytest.raises(TemplateFailedError, match="continue_final_message"):
+        render_chat("nothing", chat)
