@@ -19,7 +19,16 @@ from millpond_operator.api.status import PoolStatus, dump_status
 from millpond_operator.desired.kinds import DEPLOYMENT, Kind
 from millpond_operator.desired.settings import BuildSettings
 from millpond_operator.observe.parse import parse_child, parse_pod, parse_workload
-from millpond_operator.plan.actions import Action, Apply, Delete, MarkPod, PoolPlan, SetFinalizer
+from millpond_operator.plan.actions import (
+    STAGE_FIRST,
+    STAGE_WORKLOADS,
+    Action,
+    Apply,
+    Delete,
+    MarkPod,
+    PoolPlan,
+    SetFinalizer,
+)
 from millpond_operator.plan.planner import plan
 from millpond_operator.plan.settings import PlanSettings
 from millpond_operator.plan.snapshot import Capacity, GatewayView, PoolSnapshot, ProbeAnswer, SiblingPool
@@ -306,12 +315,16 @@ def make_spec(*, replicas: int = 1, image: str = "good", **rollout: Any) -> Mani
 
 
 def _order(action: Action) -> tuple[int, int]:
-    """The order in which the executor writes."""
+    """The order in which the executor sends writes; it waits for answers only between marks and later applies."""
     if isinstance(action, SetFinalizer):
-        return (0, 0) if action.present else (4, 0)
+        return (2, 0) if action.present else (6, 0)
     if isinstance(action, MarkPod):
-        return (1, 0)
-    return (2, action.stage) if isinstance(action, Apply) else (3, 0)
+        return (3, 0)
+    if not isinstance(action, Apply):
+        return (5, 0)
+    if action.stage == STAGE_WORKLOADS and action.is_new:
+        return (0, 0)
+    return (1, 0) if action.stage == STAGE_FIRST else (4, action.stage)
 
 
 def _merge(target: dict[str, str], patch: Mapping[str, str | None]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, TypeVar
 
-import httpx2
+import aiohttp
 import msgspec
 
 from millpond_common.contract import ports
@@ -51,15 +51,25 @@ class GatewayClient:
 
     def __init__(self, *, port: int = ports.GATEWAY_ADMIN, timeout_seconds: float = 5.0) -> None:
         self._port = port
-        self._http = httpx2.AsyncClient(timeout=timeout_seconds, trust_env=False)
-        # An engine is asked so seldom that a kept connection would only be looked at by the calls to all others.
-        limits = httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=0)
-        self._engines = httpx2.AsyncClient(limits=limits, timeout=timeout_seconds, trust_env=False)
+        self._timeout_seconds = timeout_seconds
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._http.aclose()
-        await self._engines.aclose()
+        for session in self._sessions.values():
+            await session.close()
+
+    def _open(self, *, keep: bool) -> aiohttp.ClientSession:
+        """The session of gateways, which keeps its connections, or of engines, which are asked too seldom for that.
+
+        Made at the first call, since it belongs to the loop that runs then.
+        """
+        if keep not in self._sessions:
+            connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS, force_close=not keep)
+            self._sessions[keep] = aiohttp.ClientSession(
+                connector=connector, cookie_jar=aiohttp.DummyCookieJar()
+            )
+        return self._sessions[keep]
 
     async def fetch_report(self, address: str) -> GatewayReport:
         """Fetch `GET /v1/report`."""
@@ -103,28 +113,28 @@ class GatewayClient:
         *,
         port: int | None = None,
         content: bytes | None = None,
-        timeout_seconds: float = 5.0,
+        timeout_seconds: float | None = None,
     ) -> bytes:
         host = f"[{address}]" if ":" in address else address
         url = f"http://{host}:{port or self._port}{path}"
         headers = {"content-type": "application/json"} if content is not None else {}
+        limit = aiohttp.ClientTimeout(total=timeout_seconds or self._timeout_seconds)
         try:
-            http = self._http if port is None else self._engines
-            async with http.stream(
-                method, url, content=content, headers=headers, timeout=timeout_seconds
+            async with self._open(keep=port is None).request(
+                method, url, data=content, headers=headers, timeout=limit, allow_redirects=False
             ) as response:
                 body = await _read_bounded(response, url)
-        except (httpx2.HTTPError, OSError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise GatewayCallError(f"{method} {url}: {type(error).__name__}: {error}") from error
-        if response.status_code != 200:
-            raise GatewayCallError(f"{method} {url}: HTTP {response.status_code}: {body[:200]!r}")
+        if response.status != 200:
+            raise GatewayCallError(f"{method} {url}: HTTP {response.status}: {body[:200]!r}")
         return body
 
 
-async def _read_bounded(response: httpx2.Response, url: str) -> bytes:
+async def _read_bounded(response: aiohttp.ClientResponse, url: str) -> bytes:
     chunks: list[bytes] = []
     size = 0
-    async for chunk in response.aiter_bytes():
+    async for chunk in response.content.iter_any():
         size += len(chunk)
         if size > MAX_REPORT_BYTES:
             raise GatewayCallError(f"{url} answers more than {MAX_REPORT_BYTES} bytes")

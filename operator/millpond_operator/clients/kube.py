@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-import httpx2
+import aiohttp
 import msgspec
-from lightkube.config.client_adapter import ConnectionParams
 from lightkube.config.kubeconfig import SingleConfig
 
+from millpond_operator.clients.connection import Credentials, make_ssl_context
 from millpond_operator.desired.kinds import POD, Kind
 from millpond_operator.errors import (
     ConflictError,
@@ -34,9 +34,10 @@ TYPE_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 MAX_LOG_BYTES = 16_384
 PAGE_SIZE = 500
 MAX_CONNECTIONS = 32
-"""Every call looks at every idle connection, twice: with a hundred of them that was half the CPU of a thousand new pools."""
 KEEP_IDLE_SECONDS = 45.0
 """An idle connection is kept this long, since a handshake costs as much as the call; the API server keeps it for 90."""
+WHOLE_CALL_FACTOR = 4.0
+"""An answer that keeps coming may take this many times the time-out of a silence: full lists are long."""
 
 Obj = dict[str, Any]
 CallObserver = Callable[[str, str, int, float], None]
@@ -51,21 +52,53 @@ class ObjectList:
     resource_version: int
 
 
+@dataclass(frozen=True, slots=True)
+class Response:
+    """An answer of the API server, read to its end."""
+
+    status: int
+    body: bytes
+    retry_after: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The body as text."""
+        return self.body.decode("utf-8", "replace")
+
+
 class KubeClient:
     """Verbs of the API server on plain objects. Every method raises a KubeError subclass when refused."""
 
     def __init__(
         self, connection: SingleConfig, *, timeout_seconds: float = 15.0, observer: CallObserver | None = None
     ) -> None:
-        parameters = ConnectionParams(timeout=httpx2.Timeout(timeout_seconds), trust_env=False)
-        limits = httpx2.Limits(max_connections=MAX_CONNECTIONS, keepalive_expiry=KEEP_IDLE_SECONDS)
-        self._http = httpx2.AsyncClient(limits=limits, **parameters.httpx_params(connection))
-        self._http.headers["user-agent"] = "millpond-operator"
+        self._server = connection.cluster.server.rstrip("/")
+        self._credentials = Credentials(connection, monotonic)
+        self._ssl = make_ssl_context(connection) if self._server.startswith("https") else True
+        self._timeout = aiohttp.ClientTimeout(
+            total=timeout_seconds * WHOLE_CALL_FACTOR, connect=timeout_seconds, sock_read=timeout_seconds
+        )
+        self._session: aiohttp.ClientSession | None = None
         self._observer = observer
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._http.aclose()
+        if self._session is not None:
+            await self._session.close()
+
+    def _open(self) -> aiohttp.ClientSession:
+        """The session, made at the first call since it belongs to the loop that runs then."""
+        if self._session is None:
+            connector = aiohttp.TCPConnector(
+                limit=MAX_CONNECTIONS, ssl=self._ssl, keepalive_timeout=KEEP_IDLE_SECONDS
+            )
+            self._session = aiohttp.ClientSession(
+                connector=connector,
+                timeout=self._timeout,
+                headers={"user-agent": "millpond-operator"},
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        return self._session
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Obj:
         """Fetch one object."""
@@ -164,7 +197,7 @@ class KubeClient:
         content = None if body is None else msgspec.json.encode(body)
         method = _METHODS[verb]
         response = await self._send(verb, kind, method, path, params=params, headers=headers, content=content)
-        decoded = msgspec.json.decode(response.content)
+        decoded = msgspec.json.decode(response.body)
         assert isinstance(decoded, dict), "the API server answers objects"
         return decoded
 
@@ -178,20 +211,30 @@ class KubeClient:
         params: Mapping[str, str] | None,
         headers: Mapping[str, str],
         content: bytes | None = None,
-    ) -> httpx2.Response:
+    ) -> Response:
         started = monotonic()
         status = 0
         try:
-            response = await self._http.request(
-                method, path, params=dict(params or {}), content=content, headers=dict(headers)
-            )
-            status = response.status_code
-        except httpx2.HTTPError as error:
+            authorization = self._credentials.get_header()
+            sent = {**headers, "authorization": authorization} if authorization else headers
+            async with self._open().request(
+                method,
+                f"{self._server}{path}",
+                params=params,
+                data=content,
+                headers=sent,
+                allow_redirects=False,
+            ) as answer:
+                response = Response(answer.status, await answer.read(), answer.headers.get("retry-after"))
+            status = response.status
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
             message = f"no answer from the API server to {verb} {path}: {type(error).__name__}: {error}"
             raise UnreachableError(message) from error
         finally:
             if self._observer is not None:
                 self._observer(verb, kind.name, status, monotonic() - started)
+        if status == 401:
+            self._credentials.forget()
         if status >= 400:
             raise make_error(f"{verb} {path}", response)
         return response
@@ -208,19 +251,17 @@ _METHODS = {
 }
 
 
-def make_error(what: str, response: httpx2.Response) -> KubeError:
+def make_error(what: str, response: Response) -> KubeError:
     """Turn a refusal into its typed error, with the server's own words."""
     try:
-        status = msgspec.json.decode(response.content)
+        status = msgspec.json.decode(response.body)
     except msgspec.DecodeError:
         status = {}
     status = status if isinstance(status, dict) else {}
-    code, reason = response.status_code, str(status.get("reason") or "")
+    code, reason = response.status, str(status.get("reason") or "")
     message = f"{what}: HTTP {code}: {status.get('message') or response.text[:300]}"
     if code == 429:
-        return ThrottledError(
-            message, retry_after_seconds=_parse_seconds(response.headers.get("retry-after"))
-        )
+        return ThrottledError(message, retry_after_seconds=_parse_seconds(response.retry_after))
     kinds: dict[int, type[KubeError]] = {
         400: InvalidObjectError,
         401: ForbiddenError,

@@ -21,16 +21,12 @@ from millpond_operator.plan.actions import (
     MarkPod,
     SetFinalizer,
 )
+from millpond_operator.plan.adoption import adopt_fields
 
 Fence = Callable[[], None]
 """Raises NotLeaderError unless this instance may write."""
 Remember = Callable[[Kind, Mapping[str, Any]], object]
 """Takes an object as the API server answered it, so that the next decision sees the write."""
-
-CREATED_STAGES = (STAGE_FIRST, STAGE_WORKLOADS)
-"""What stands between a pool and its pods is created: one call, which the API server refuses where a stranger has the
-name, instead of a look and an apply. Later writes are applies; that drops no field of the first one, since
-accounts, claims, records and workloads never lose a field. The others may with another version, so they are applied."""
 
 
 class Holder(Enum):
@@ -78,8 +74,8 @@ class Executor:
         # behind converges. Counts wait for the marks that name their victims.
         await self._all(
             [
-                *(self._write(apply, holders) for apply in applies if apply.stage == STAGE_FIRST),
                 *(self._write(apply, holders) for apply in applies if _may_come_first(apply)),
+                *(self._write(apply, holders) for apply in applies if apply.stage == STAGE_FIRST),
                 *(self._set_finalizer(pool, present=True) for f in finalizers if f.present),
                 *(self._mark(pool, action) for action in actions if isinstance(action, MarkPod)),
             ]
@@ -95,8 +91,12 @@ class Executor:
         await finish_all(list(writes))
 
     async def _write(self, apply: Apply, holders: dict[Name, Holder]) -> None:
-        """Apply one child, unless its name is a stranger's; who holds it goes into `holders`."""
-        if apply.uid is None and apply.stage in CREATED_STAGES and await self._create(apply):
+        """Write one child, unless its name is a stranger's; who holds it goes into `holders`.
+
+        What should not exist yet is created: one call, which is cheaper to the API server than an apply and refused
+        where somebody has the name. Later writes are applies.
+        """
+        if apply.is_new and await self._create(apply):
             holders[_name(apply)] = Holder.OURS
             return
         holders[_name(apply)] = holder = await self._find_holder(apply)
@@ -122,6 +122,8 @@ class Executor:
         body = dict(manifest.body)
         if apply.uid is not None:
             body["metadata"] = {**body["metadata"], "uid": apply.uid}
+        if apply.adopt:
+            await self._adopt(apply)
         self._fence()
         # What is not there yet is applied without force: should a stranger take the name in this very moment, the
         # API server refuses, and the next round finds the stranger.
@@ -134,6 +136,20 @@ class Executor:
             force=holder is Holder.OURS,
         )
         self._remember(manifest.kind, answer)
+
+    async def _adopt(self, apply: Apply) -> None:
+        """Note the fields of a create as applied ones, so that the apply removes what the manifest no longer has."""
+        manifest = apply.manifest
+        live = await self._kube.get(manifest.kind, manifest.namespace, manifest.name)
+        metadata = live["metadata"]
+        noted = adopt_fields(metadata.get("managedFields") or ())
+        if metadata["uid"] != apply.uid or noted is None:
+            return
+        patch = {"resourceVersion": metadata["resourceVersion"], "managedFields": noted}
+        self._fence()
+        await self._kube.merge(
+            manifest.kind, manifest.namespace, manifest.name, {"metadata": patch}, manager=MANAGER
+        )
 
     async def _find_holder(self, apply: Apply) -> Holder:
         if apply.uid is not None:

@@ -19,6 +19,41 @@ from millpond_operator.desired.kinds import Kind
 from millpond_operator.loop.operator import Operator
 from millpond_operator.loop.resync import WATCHED, get_selector
 
+
+class NoDiffs(kopf.DiffBaseStorage):
+    """Keeps no last-handled state: nothing here asks what changed, and by default every event is copied for it twice."""
+
+    def build(self, **_: object) -> Any:
+        """An object without anything that could differ."""
+        return {}
+
+    def fetch(self, **_: object) -> None:
+        """Nothing was kept."""
+
+    def store(self, **_: object) -> None:
+        """Keep nothing."""
+
+
+class NoProgress(kopf.ProgressStorage):
+    """Keeps no progress: event handlers have none, and kopf shall write nothing."""
+
+    def fetch(self, **_: object) -> None:
+        """Nothing was kept."""
+
+    def store(self, **_: object) -> None:
+        """Keep nothing."""
+
+    def purge(self, **_: object) -> None:
+        """There is nothing to remove."""
+
+    def touch(self, **_: object) -> None:
+        """Do not wake an object by a write."""
+
+    def clear(self, *, essence: Any) -> Any:
+        """The essence holds nothing of ours."""
+        return essence
+
+
 SERVER_TIMEOUT_SECONDS = 300
 CLIENT_TIMEOUT_SECONDS = 330
 
@@ -60,8 +95,8 @@ def make_settings(*, namespaced: bool, inactivity_seconds: float) -> kopf.Operat
     """Settings that keep kopf from writing, from asking for permissions it was not given, and from going deaf."""
     settings = kopf.OperatorSettings()
     settings.persistence.finalizer = "millpond.dev/kopf"
-    settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix="millpond.dev")
-    settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix="millpond.dev")
+    settings.persistence.progress_storage = NoProgress()
+    settings.persistence.diffbase_storage = NoDiffs()
     settings.posting.enabled = False
     settings.process.ultimate_exiting_timeout = (
         None  # Kubernetes ends what hangs; a library should not kill us

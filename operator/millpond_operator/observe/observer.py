@@ -192,11 +192,12 @@ class Observer:
             own = self._store.list_of_pool(kind, namespace, name)
             own += self._store.list_of_pool(kind, namespace, GATEWAY_OWNER)
             own += [
-                found
+                stored
                 for item in sorted(wanted)
-                if (found := self._store.get(kind, namespace, item)) is not None
+                if (stored := self._store.get(kind, namespace, item)) is not None
             ]
-            children |= {(kind.plural, c.name): c for c in (parse_child(kind, stored.body) for stored in own)}
+            found = (parse_child(kind, stored.body, created=stored.created) for stored in own)
+            children |= {(kind.plural, child.name): child for child in found}
         return tuple(children.values())
 
     def _list_gateway_pools(self, namespace: str) -> tuple[SiblingPool, ...]:

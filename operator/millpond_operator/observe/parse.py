@@ -97,7 +97,7 @@ def parse_workload(obj: Obj, replicas_manager: str) -> Workload:
     )
 
 
-def parse_child(kind: Kind, obj: Obj) -> Child:
+def parse_child(kind: Kind, obj: Obj, *, created: bool = False) -> Child:
     """Read ownership and content of an object under a name the operator uses."""
     metadata = obj["metadata"]
     owners = metadata.get("ownerReferences") or ()
@@ -111,6 +111,7 @@ def parse_child(kind: Kind, obj: Obj) -> Child:
         digest=(metadata.get("annotations") or {}).get(labels.APPLIED_DIGEST, ""),
         body=obj,
         deleting=bool(metadata.get("deletionTimestamp")),
+        created=created,
     )
 
 

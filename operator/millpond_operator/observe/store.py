@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from millpond_common.contract import labels
 from millpond_operator.desired.kinds import DEPLOYMENT, POOL, Kind
+from millpond_operator.plan.adoption import is_create_note
 
 Obj = Mapping[str, Any]
 T = TypeVar("T")
@@ -31,6 +32,8 @@ class Stored:
     version: int
     replicas_manager: str = ""
     """Who set `spec.replicas` of a Deployment last; of a pool, who did through the scale subresource."""
+    created: bool = False
+    """Whether fields of the operator are noted as written by a create."""
 
 
 class Store:
@@ -170,12 +173,17 @@ def find_replicas_manager(obj: Obj, *, subresource: str | None = None) -> str:
     return str(owners[-1].get("manager") or "") if owners else ""
 
 
+def was_created(obj: Obj) -> bool:
+    """Whether the operator's fields are noted as those of a create."""
+    return any(is_create_note(entry) for entry in obj["metadata"].get("managedFields") or ())
+
+
 def _slim(kind: Kind, obj: Obj) -> Stored:
     metadata = {name: value for name, value in obj["metadata"].items() if name != "managedFields"}
     manager = find_replicas_manager(obj) if kind == DEPLOYMENT else ""
     if kind == POOL:
         manager = find_replicas_manager(obj, subresource="scale")
-    return Stored({**obj, "metadata": metadata}, _version(obj), manager)
+    return Stored({**obj, "metadata": metadata}, _version(obj), manager, was_created(obj))
 
 
 def _discard(index: dict[K, set[str]], key: K, name: str) -> None:

@@ -16,7 +16,7 @@ STAGE_FIRST, STAGE_WORKLOADS, STAGE_REST = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Create or update a child by server-side apply."""
+    """Create a child, or update it by server-side apply."""
 
     manifest: Manifest
     stage: int
@@ -24,6 +24,9 @@ class Apply:
     uid: str | None
     """Of the live object, so that one that took its name meanwhile is not written to. None when the snapshot holds no
     such object: one that exists after all is looked at first, since it may be a stranger's."""
+
+    adopt: bool = False
+    """Whether the live object was created, not applied, and so must first be made one that loses what it should lose."""
 
     @property
     def is_new(self) -> bool:

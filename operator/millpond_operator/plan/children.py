@@ -41,9 +41,18 @@ def plan_children(snapshot: PoolSnapshot, settings: PlanSettings) -> ChildrenPla
         if live is not None and not is_ours(live, snapshot):
             foreign.append(describe_foreign(live))
         elif live is None or (has_drifted(manifest, live) and not _is_immutable(live)):
-            applies.append(Apply(manifest, stage, uid=live.uid if live is not None else None))
+            applies.append(make_apply(manifest, stage, live))
     deletes = [*_drop_unwanted(snapshot, [m for m, _ in wanted]), *_drop_gateway(snapshot)]
     return ChildrenPlan(tuple(applies), tuple(deletes), tuple(foreign))
+
+
+def make_apply(manifest: Manifest, stage: int, live: Child | None) -> Apply:
+    """The write that makes a missing object or mends the live one."""
+    return (
+        Apply(manifest, stage, uid=None)
+        if live is None
+        else Apply(manifest, stage, uid=live.uid, adopt=live.created)
+    )
 
 
 def is_ours(live: Child, snapshot: PoolSnapshot) -> bool:

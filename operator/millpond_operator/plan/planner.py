@@ -9,7 +9,7 @@ from millpond_common.contract.labels import FINALIZER
 from millpond_common.contract.reasons import ConditionReason, ConditionType
 from millpond_operator.api.pool import PoolMetadata, list_roles
 from millpond_operator.api.status import Judgement, PoolStatus, update_conditions
-from millpond_operator.plan.actions import Action, PoolPlan, SetFinalizer
+from millpond_operator.plan.actions import STAGE_FIRST, Action, PoolPlan, SetFinalizer
 from millpond_operator.plan.children import ChildrenPlan, drop_old_records, plan_children
 from millpond_operator.plan.conditions import judge_all
 from millpond_operator.plan.deletion import plan_deletion
@@ -42,8 +42,13 @@ def plan(
     made, roles = _plan_roles(snapshot, settings, decisions or {}, refused) if supported else ((), ())
     children = plan_children(snapshot, settings) if supported else NO_CHILDREN
     facts = Facts(snapshot, roles, made, children, settings, now, fit)
-    actions = () if pool.is_paused or not supported else _list_actions(facts)
-    return _finish(facts, actions)
+    if pool.is_paused or not supported:
+        return _finish(facts, ())
+    return (
+        _plan_first(facts)
+        if FINALIZER not in pool.metadata.finalizers
+        else _finish(facts, _list_actions(facts))
+    )
 
 
 def _plan_roles(
@@ -58,11 +63,19 @@ def _plan_roles(
     return tuple(made), tuple(roles)
 
 
-def _list_actions(facts: Facts) -> tuple[Action, ...]:
-    actions: list[Action] = []
-    if FINALIZER not in facts.pool.metadata.finalizers:
-        actions.append(SetFinalizer(present=True))
+def _plan_first(facts: Facts) -> PoolPlan:
+    """Of a new pool only what its pods wait for; the rest and the status come with the next round, which follows at once.
+
+    API server and controllers make the pods meanwhile, and what else they are asked for stands in their way.
+    """
+    actions: list[Action] = [SetFinalizer(present=True)]
     actions += [action for role in facts.roles for action in role.actions]
+    actions += [apply for apply in facts.children.applies if apply.stage == STAGE_FIRST]
+    return PoolPlan(tuple(actions), None, (), recheck_seconds=facts.settings.moving_recheck_seconds)
+
+
+def _list_actions(facts: Facts) -> tuple[Action, ...]:
+    actions = [action for role in facts.roles for action in role.actions]
     actions += facts.children.applies
     actions += facts.children.deletes
     in_use = {workload.name for workload in facts.snapshot.workloads} | facts.rejected_records

@@ -44,14 +44,17 @@ def judge(pool: InferencePool, pods: Any, **changes: Any) -> tuple[str, str, str
 
 def test_a_new_pool_gets_everything_in_a_safe_order() -> None:
     pool = make_pool(replicas=2, metadata={"finalizers": []})
-    decided = plan(make_snapshot(pool), SETTINGS, NOW)
-    assert decided.actions[0] == SetFinalizer(present=True)
-    applied = list_applied(decided)
+    first = plan(make_snapshot(pool), SETTINGS, NOW)
+    assert first.actions[0] == SetFinalizer(present=True)
     name = f"smol-{make_revision(pool)}"
-    assert set(applied) == {
-        f"ConfigMap/{name}",
-        f"Deployment/{name}",
-        "ServiceAccount/smol-engine",
+    needed = {f"ConfigMap/{name}", f"Deployment/{name}", "ServiceAccount/smol-engine"}
+    assert set(list_applied(first)) == needed, "pods wait for nothing else, so nothing stands in their way"
+    assert (first.status, first.events) == (None, ()), "which the next round tells, at once"
+    marked = make_pool(replicas=2)
+    decided = plan(make_snapshot(marked), SETTINGS, NOW)
+    assert decided.status is not None
+    applied = list_applied(decided)
+    assert set(applied) == needed | {
         "Service/smol-engines",
         "PodDisruptionBudget/smol-engine",
         "NetworkPolicy/smol-engine",
