@@ -57,6 +57,15 @@ demo-clean: install ## Remove what the demo made, its cluster included
 test-kernels: install ## GPU kernels without a GPU: all sweeps under the interpreter, every form compiled ahead of time
 	@MILLPOND_WIDE_SWEEP=1 $(BIN)/pytest tests/unit/millpond_engine/kernels/gpu --timeout 1900 $(ARGS)
 
+.PHONY: gateway-compiled
+gateway-compiled: install ## Compile the gateway's hot modules into build/gateway-compiled, as its image does (a minute)
+	@$(BIN)/python gateway/compile.py build/gateway-compiled
+
+.PHONY: test-compiled
+test-compiled: gateway-compiled ## The gateway's tests against its compiled form, the one that images ship
+	@PYTHONPATH=build/gateway-compiled:hack MILLPOND_GATEWAY_FORM=compiled $(BIN)/pytest -p no:cacheprovider \
+		tests/unit/millpond_gateway tests/property/gateway tests/gateway $(ARGS)
+
 .PHONY: check
 check: install ## Format, lint, types, layers, generated files, import guard
 	@hack/check

@@ -15,6 +15,8 @@ import uvloop
 from lightkube.core.exceptions import ConfigError
 
 from millpond_common.contract import ports
+from millpond_common.version import __version__
+from millpond_gateway.app.form import find_form
 from millpond_gateway.app.options import Options
 from millpond_gateway.app.plan import WorkerPlan, take_plan
 from millpond_gateway.app.process import GatewayProcess
@@ -150,6 +152,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _add_process(parser: argparse.ArgumentParser) -> None:
     add, defaults = parser.add_argument, Options()
+    add("--version", action="version", version=f"%(prog)s {__version__} ({find_form()})")
     add("--host", default=defaults.host, help="address to listen on")
     add("--port", type=parse_port, default=ports.GATEWAY_HTTP, help="OpenAI surface; 0 picks a free port")
     add(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -55,14 +54,16 @@ from millpond_gateway.world.records import PoolView as PoolSpec
 _NO_OUTLIERS = OutlierVerdict(frozenset(), frozenset(), frozenset(), capped=False)
 
 
-@dataclass(slots=True)
 class Waiting:
     """A held request and whom to tell."""
 
-    call: Call
-    request: RequestView
-    tried: frozenset[str]
-    waiter: Waiter
+    __slots__ = ("call", "request", "tried", "waiter")
+
+    def __init__(self, call: Call, request: RequestView, tried: frozenset[str], waiter: Waiter) -> None:
+        self.call = call
+        self.request = request
+        self.tried = tried
+        self.waiter = waiter
 
 
 class PoolState:

@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, cast
 
 import structlog
 
@@ -20,6 +20,7 @@ from millpond_gateway.app.access import AccessLog
 from millpond_gateway.app.admin import AdminActions, AdminAnswer, AdminServer
 from millpond_gateway.app.events import EventReaders
 from millpond_gateway.app.fleet import Fleet
+from millpond_gateway.app.form import find_form
 from millpond_gateway.app.memory import Trimmer
 from millpond_gateway.app.metrics import Metrics
 from millpond_gateway.app.options import Options
@@ -148,11 +149,16 @@ class GatewayProcess:
         if plan is not None:
             await self._wait_for_view()
         self._server = await loop.create_server(
-            lambda: ClientConnection(self.relay), sock=data_socket, backlog=_BACKLOG
+            lambda: cast("asyncio.Protocol", ClientConnection(self.relay)), sock=data_socket, backlog=_BACKLOG
         )
         self._vitals.listening = True
         _log.info(
-            "serving", host=options.host, port=self.port, admin_port=self.admin_port, static=options.static
+            "serving",
+            form=find_form(),
+            host=options.host,
+            port=self.port,
+            admin_port=self.admin_port,
+            static=options.static,
         )
 
     async def drain(self) -> None:

@@ -22,11 +22,13 @@ its way already."""
 _LINGER_SECONDS = 2.0
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection:
     """Server side of HTTP/1.1 over one TCP connection.
 
     While a request is answered its connection keeps being read, so that a client's leaving is seen at once;
     bytes of a further request are not kept: the connection ends after the answer and the client repeats them.
+
+    An `asyncio.Protocol` in all but the base class: compiled, a class of an interpreted base is slower.
     """
 
     __slots__ = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import cast
 
 from millpond_gateway.proxy.engine import EngineConnection
 from millpond_gateway.routing.records import EndpointView
@@ -60,7 +61,8 @@ class Connections:
         key = make_key(endpoint)
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self._connect_seconds):
-            _, connection = await loop.create_connection(lambda: EngineConnection(self, key), host, port)
+            connection = EngineConnection(self, key)
+            await loop.create_connection(lambda: cast("asyncio.Protocol", connection), host, port)
         self.num_open += 1
         return connection
 

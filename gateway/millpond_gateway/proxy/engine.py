@@ -41,8 +41,11 @@ class ConnectionOwner(Protocol):
     def on_closed(self, connection: EngineConnection) -> None: ...
 
 
-class EngineConnection(asyncio.Protocol):
-    """Client side of HTTP/1.1 over one TCP connection, one request at a time."""
+class EngineConnection:
+    """Client side of HTTP/1.1 over one TCP connection, one request at a time.
+
+    An `asyncio.Protocol` in all but the base class, as `ClientConnection` is.
+    """
 
     __slots__ = (
         "_complete",
@@ -171,6 +174,12 @@ class EngineConnection(asyncio.Protocol):
             return
         message = f"the engine's connection broke: {exc}" if exc else "the engine closed the connection"
         sink.on_broken(Breakage(message, self.answered, self._nothing_accepted))
+
+    def pause_writing(self) -> None:
+        """Nothing to do: the request was written whole, and waits in the transport."""
+
+    def resume_writing(self) -> None:
+        """As above."""
 
     # Called by the parser.
 
