@@ -56,7 +56,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
     with path.open("rb") as file:
         try:
             return _parse(file)
-        except (struct.error, IndexError, KeyError, UnicodeDecodeError, ValueError) as error:
+        except (struct.error, LookupError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
             raise GgufHeaderError(f"{path} is not a readable GGUF file: {error}") from error
 
 

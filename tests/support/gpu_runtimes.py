@@ -110,6 +110,9 @@ class EmptySource:
     def read_into(self, piece: Piece, target: torch.Tensor) -> int:
         return target.nbytes
 
+    def list_unread(self, read: set[str]) -> list[str]:
+        return []
+
     def close(self) -> None:
         pass
 

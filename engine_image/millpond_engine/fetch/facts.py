@@ -58,7 +58,7 @@ def make_facts(config: Mapping[str, Any], num_parameters: int) -> ModelFacts | N
                 "maxModelTokens": _find_context(config),
             }
         )
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError):
         return None
 
 

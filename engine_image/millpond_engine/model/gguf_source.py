@@ -54,6 +54,8 @@ class GgufSource:
         except (OSError, GgufHeaderError) as error:
             raise ModelFormatError(f"{error}; fetch the file again") from error
         self._path = path
+        for entry in header.tensors.values():
+            _check_entry(path, entry, self._data.size)
         self._metadata = header.metadata
         self._tensors = header.tensors
         self._permuted: frozenset[str] = frozenset()
@@ -88,6 +90,10 @@ class GgufSource:
         self._release_pages()
         return _stored_bytes(tensor)
 
+    def list_unread(self, read: set[str]) -> list[str]:
+        known = {_gguf_name(name) for name in read}
+        return [name for name in self._tensors if name not in known]
+
     def close(self) -> None:
         self._tensors.clear()
 
@@ -101,8 +107,6 @@ class GgufSource:
         """Decode the blocks that cover the piece, slice by slice."""
         kind = GGMLQuantizationType(tensor.type_id)
         stored = self._data[tensor.offset : tensor.offset + _stored_bytes(tensor)]
-        if stored.size != _stored_bytes(tensor):
-            raise ModelFormatError(f"{self._path} ends inside tensor {tensor.name}; fetch the file again")
         where, width = f"{self._path}: tensor {tensor.name}", tensor.shape[-1]
         rows = np.asarray(stored).reshape(math.prod(tensor.shape[:-1]), -1)
         if len(tensor.shape) == 1:  # its elements are what a matrix calls columns
@@ -154,6 +158,27 @@ def _decode(
     except NotImplementedError as error:
         raise UnsupportedModelError(f"{where} has type {kind.name}, which cannot be dequantized") from error
     return decoded.view(rows.shape[0], -1)
+
+
+def _check_entry(path: Path, entry: TensorEntry, num_bytes: int) -> None:
+    """Refuse at once what would be found out only when loading comes to this tensor.
+
+    Raises:
+        UnsupportedModelError: a type that nobody knows.
+        ModelFormatError: rows of broken blocks, or the file ends too early.
+    """
+    try:
+        block, _ = GGML_QUANT_SIZES[GGMLQuantizationType(entry.type_id)]
+    except (ValueError, KeyError):
+        raise UnsupportedModelError(
+            f"{path}: tensor {entry.name} has the unknown type {entry.type_id}"
+        ) from None
+    if not entry.shape or min(entry.shape) < 1 or entry.shape[-1] % block:
+        raise ModelFormatError(
+            f"{path}: tensor {entry.name} of shape {entry.shape} is damaged; fetch it again"
+        )
+    if entry.offset + _stored_bytes(entry) > num_bytes:
+        raise ModelFormatError(f"{path} ends inside tensor {entry.name}; fetch the file again")
 
 
 def _stored_bytes(entry: TensorEntry) -> int:

@@ -32,6 +32,8 @@ class WeightReader:
         self.dtype = dtype
         self.device = device
         self._on_bytes = on_bytes
+        self.read: set[str] = set()
+        """Names of the tensors asked for."""
 
     def matrix(self, name: str, shape: tuple[int, int], *, columns: Span | None = None) -> torch.Tensor:
         """One matrix `[outputs, inputs]` in a new tensor, or some of its columns."""
@@ -52,6 +54,7 @@ class WeightReader:
         first = 0
         for piece in pieces:
             last = first + piece.rows.count
+            self.read.add(piece.name)
             self._on_bytes(self.source.read_into(piece, target[first:last]))
             first = last
         return target

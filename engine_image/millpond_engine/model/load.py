@@ -12,7 +12,7 @@ import torch
 from millpond_engine.model import llama, qwen2, qwen3
 from millpond_engine.model.config import ModelConfig, parse_gguf_metadata, parse_hf_config
 from millpond_engine.model.decoder import Decoder
-from millpond_engine.model.errors import ModelFormatError
+from millpond_engine.model.errors import ModelFormatError, UnsupportedModelError
 from millpond_engine.model.gguf_source import GgufSource
 from millpond_engine.model.layers import WeightReader
 from millpond_engine.model.ops import Ops
@@ -20,6 +20,8 @@ from millpond_engine.model.safetensors_source import SafetensorsSource
 from millpond_engine.model.source import LoadProgress, ProgressCallback, WeightSource
 from millpond_engine.model.split import Share, compute_share
 
+_DERIVED = ("rotary_emb.inv_freq", "attn_rot_embd.weight")
+"""Ends of the names of tensors that some files carry and that follow from the configuration."""
 _LOADERS = {"llama": llama.load, "qwen2": qwen2.load, "qwen3": qwen3.load}
 
 
@@ -66,7 +68,12 @@ def load_weights(
     share: Share | None = None,
     progress: ProgressCallback | None = None,
 ) -> Decoder:
-    """Read the weights of one rank's share (absent: all), in bounded memory beyond the weights themselves."""
+    """Read the weights of one rank's share (absent: all), in bounded memory beyond the weights themselves.
+
+    Raises:
+        ModelFormatError: a tensor is missing or has another shape.
+        UnsupportedModelError: a tensor has a type that is not served, or is one that the family's layers do not use.
+    """
     total, loaded = opened.source.total_bytes, 0
 
     def on_bytes(count: int) -> None:
@@ -78,9 +85,24 @@ def load_weights(
     reader = WeightReader(opened.source, dtype, device, on_bytes)
     try:
         share = share or compute_share(opened.config)
-        return _LOADERS[opened.config.family](opened.config, share, reader, ops)
+        model = _LOADERS[opened.config.family](opened.config, share, reader, ops)
+        _refuse_unread(opened, reader.read)
+        return model
     finally:
         opened.source.close()
+
+
+def _refuse_unread(opened: OpenedModel, read: set[str]) -> None:
+    """Weights that nobody uses mean another model than the one that was built: its answers would be wrong, not late."""
+    known = {"lm_head.weight", "output.weight"} if opened.config.tied_embeddings else set()
+    unread = [name for name in opened.source.list_unread(read) if name not in known]
+    unread = [name for name in unread if not name.endswith(_DERIVED)]
+    if unread:
+        raise UnsupportedModelError(
+            f"{opened.path} holds {len(unread)} tensors that a {opened.config.family} model of "
+            f"{opened.config.num_layers} layers does not use, such as {', '.join(sorted(unread)[:3])}: "
+            "the configuration does not describe these weights, or this engine does not run them"
+        )
 
 
 def choose_dtype(wanted: str, config: ModelConfig, device: torch.device) -> torch.dtype:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from millpond_engine.model.errors import UnsupportedModelError
+from millpond_engine.model.fields import Fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,27 +53,30 @@ def rope_from_hf(data: Mapping[str, Any]) -> RopeSettings:
     Raises:
         UnsupportedModelError: an unknown variant.
     """
-    nested = dict(data.get("rope_parameters") or data.get("rope_scaling") or {})
+    nested = data.get("rope_parameters") or data.get("rope_scaling") or {}
+    if not isinstance(nested, Mapping) or any(isinstance(value, Mapping) for value in nested.values()):
+        raise UnsupportedModelError("config.json: rope scaling that is not one set of names and numbers")
+    own, outer = Fields(nested, "config.json: rope scaling"), Fields(data, "config.json")
     kind = str(nested.get("rope_type") or nested.get("type") or "default")
     if kind not in _KINDS:
         raise UnsupportedModelError(
             f"rope scaling {kind!r} is not supported; supported: {', '.join(sorted(_KINDS))}"
         )
-    if float(nested.get("partial_rotary_factor", data.get("partial_rotary_factor", 1.0))) != 1.0:
+    if own.number("partial_rotary_factor", outer.number("partial_rotary_factor", 1.0)) != 1.0:
         raise UnsupportedModelError("partial rotary embeddings are not supported")
-    original = nested.get("original_max_position_embeddings") or data.get("original_max_position_embeddings")
+    original = outer.count("original_max_position_embeddings", outer.count("max_position_embeddings", 0))
     return RopeSettings(
-        theta=float(nested.get("rope_theta") or data.get("rope_theta") or 10_000.0),
+        theta=own.number("rope_theta", outer.number("rope_theta", 10_000.0)) or 10_000.0,
         kind=kind,
-        factor=float(nested.get("factor") or 1.0),
-        original_context_tokens=int(original or data.get("max_position_embeddings") or 0),
-        low_frequency_factor=float(nested.get("low_freq_factor") or 1.0),
-        high_frequency_factor=float(nested.get("high_freq_factor") or 4.0),
-        beta_fast=float(nested.get("beta_fast") or 32.0),
-        beta_slow=float(nested.get("beta_slow") or 1.0),
-        attention_factor=_optional(nested.get("attention_factor")),
-        mscale=_optional(nested.get("mscale")),
-        mscale_all_dim=_optional(nested.get("mscale_all_dim")),
+        factor=own.number("factor", 1.0) or 1.0,
+        original_context_tokens=own.count("original_max_position_embeddings", original),
+        low_frequency_factor=own.number("low_freq_factor", 1.0) or 1.0,
+        high_frequency_factor=own.number("high_freq_factor", 4.0) or 4.0,
+        beta_fast=own.number("beta_fast", 32.0) or 32.0,
+        beta_slow=own.number("beta_slow", 1.0) or 1.0,
+        attention_factor=own.number("attention_factor", -1.0) if nested.get("attention_factor") else None,
+        mscale=own.number("mscale", 0.0),
+        mscale_all_dim=own.number("mscale_all_dim", 0.0),
         truncate=bool(nested.get("truncate", True)),
     )
 
@@ -89,12 +93,13 @@ def rope_from_gguf(fields: Mapping[str, Any], arch: str) -> RopeSettings:
         raise UnsupportedModelError(
             f"rope scaling {kind!r} is not supported; supported: {', '.join(sorted(_KINDS))}"
         )
-    original = fields.get(f"{arch}.rope.scaling.original_context_length")
+    known = Fields(fields, "the GGUF metadata")
+    context = known.count(f"{arch}.context_length", 0)
     return RopeSettings(
-        theta=float(fields.get(f"{arch}.rope.freq_base") or 10_000.0),
+        theta=known.number(f"{arch}.rope.freq_base", 10_000.0) or 10_000.0,
         kind=kind,
-        factor=float(fields.get(f"{arch}.rope.scaling.factor") or 1.0),
-        original_context_tokens=int(original or fields.get(f"{arch}.context_length") or 0),
+        factor=known.number(f"{arch}.rope.scaling.factor", 1.0) or 1.0,
+        original_context_tokens=known.count(f"{arch}.rope.scaling.original_context_length", context),
     )
 
 
@@ -126,10 +131,6 @@ def make_rope_table(inverse: torch.Tensor, factor: float, max_tokens: int) -> to
     """Cosines and sines `[max_tokens, 2, head_dim / 2]` in float32."""
     angles = torch.outer(torch.arange(max_tokens, dtype=torch.float32), inverse)
     return torch.stack((angles.cos(), angles.sin()), dim=1).mul_(factor).contiguous()
-
-
-def _optional(value: Any) -> float | None:
-    return None if value is None else float(value)
 
 
 def _dynamic_theta(settings: RopeSettings, head_dim: int, max_tokens: int) -> float:

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from millpond_engine.model.errors import ModelFormatError
+from millpond_engine.model.errors import ModelFormatError, UnsupportedModelError
 from millpond_engine.model.source import Piece, check_shape
 
 INDEX_NAME = "model.safetensors.index.json"
 SLICE_BYTES = 64 << 20
+_FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
+"""Types whose numbers are the weights; the others need scales to become some."""
 
 
 class SafetensorsSource:
@@ -49,6 +51,9 @@ class SafetensorsSource:
             item_bytes = part.element_size()
         return item_bytes * math.prod(piece.shape)
 
+    def list_unread(self, read: set[str]) -> list[str]:
+        return [name for name in self._files if name not in read]
+
     def close(self) -> None:
         self._open = self._open_path = None
 
@@ -58,7 +63,17 @@ class SafetensorsSource:
             raise ModelFormatError(f"{self._directory} has no tensor {name}")
         if path != self._open_path:
             self._open, self._open_path = _open_file(path), path
-        return self._open.get_slice(name)
+        try:
+            view = self._open.get_slice(name)
+        except SafetensorError as error:
+            raise ModelFormatError(
+                f"{path} has no tensor {name}, which {INDEX_NAME} says it has; fetch the folder again"
+            ) from error
+        if view.get_dtype() not in _FLOATS:
+            raise UnsupportedModelError(
+                f"{path}: {name} has type {view.get_dtype()}; only {', '.join(sorted(_FLOATS))} are served"
+            )
+        return view
 
 
 def _open_file(path: Path) -> Any:
@@ -74,7 +89,7 @@ def _tensor_files(directory: Path) -> dict[str, Path]:
     """Map each tensor to its file, by the index where there is one."""
     index = directory / INDEX_NAME
     if index.exists():
-        mapping = json.loads(index.read_text(encoding="utf-8")).get("weight_map", {})
+        mapping = _read_index(index)
         missing = sorted({name for name in mapping.values() if not (directory / name).exists()})
         if missing:
             raise ModelFormatError(
@@ -82,8 +97,23 @@ def _tensor_files(directory: Path) -> dict[str, Path]:
             )
         return {tensor: directory / name for tensor, name in mapping.items()}
     files: dict[str, Path] = {}
-    for path in sorted(directory.glob("*.safetensors")):
+    whole = (
+        directory / "model.safetensors"
+    )  # beside it may lie an adapter, or the same weights under other names
+    for path in [whole] if whole.exists() else sorted(directory.glob("*.safetensors")):
         files.update(dict.fromkeys(_open_file(path).keys(), path))
     if not files:
         raise ModelFormatError(f"{directory} holds no .safetensors file and no GGUF file")
     return files
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """Which file of the folder holds which tensor."""
+    try:
+        mapping = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        named = {str(tensor): str(name) for tensor, name in mapping.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelFormatError(
+            f"{path} is not a readable index of weights ({error}); fetch it again"
+        ) from error
+    return named

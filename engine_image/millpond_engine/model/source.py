@@ -64,6 +64,10 @@ class WeightSource(Protocol):
         """
         ...
 
+    def list_unread(self, read: set[str]) -> list[str]:
+        """Tensors of the files, as the files name them, that are none of those `read`."""
+        ...
+
     def close(self) -> None:
         """Release the files. Idempotent."""
         ...

@@ -90,3 +90,80 @@ def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(UnsupportedModelError, match="mamba"):
         open_model(tmp_path / "m.gguf")
+
+
+def _write_gguf(path: Path, arch: str = "llama", **changes: object) -> Path:
+    """A file with the metadata of a small model and one tensor."""
+    import gguf
+    import numpy as np
+
+    fields = {
+        "embedding_length": 64,
+        "block_count": 2,
+        "feed_forward_length": 128,
+        "attention.head_count": 4,
+        "attention.head_count_kv": 2,
+        "context_length": 128,
+        "vocab_size": 100,
+    } | changes
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in fields.items():
+        name = key if key.startswith(("split.", "general.")) else f"{arch}.{key}"
+        if isinstance(value, list):
+            writer.add_array(name, value)
+        elif isinstance(value, str):
+            writer.add_string(name, value)
+        else:
+            writer.add_uint32(name, value)  # type: ignore[arg-type]
+    writer.add_tensor("token_embd.weight", np.zeros((100, 64), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "kind"),
+    [
+        ("expert_count", 8, UnsupportedModelError),
+        ("attention.sliding_window", 4096, UnsupportedModelError),
+        ("rope.dimension_count", 8, UnsupportedModelError),
+        ("attention.value_length", 8, UnsupportedModelError),
+        ("attention.head_count", [4, 2], UnsupportedModelError),
+        ("feed_forward_length", [128, 64], UnsupportedModelError),
+        ("split.count", 3, UnsupportedModelError),
+        ("rope.scaling.type", "longrope", UnsupportedModelError),
+        ("attention.head_count", 0, ModelFormatError),
+        ("attention.head_count_kv", 3, ModelFormatError),
+        ("embedding_length", "wide", ModelFormatError),
+        ("context_length", 0, ModelFormatError),
+        ("general.alignment", 0, ModelFormatError),
+    ],
+)
+def test_a_surprise_in_the_metadata_is_an_error_of_the_model_never_a_crash(
+    tmp_path: Path, key: str, value: object, kind: type[Exception]
+) -> None:
+    open_model(_write_gguf(tmp_path / "good.gguf"))
+    path = _write_gguf(tmp_path / "bad.gguf", **{key: value})
+    with pytest.raises(kind):
+        open_model(path)
+
+
+def test_a_size_stated_for_each_layer_may_be_the_same_everywhere(tmp_path: Path) -> None:
+    path = _write_gguf(tmp_path / "m.gguf", **{"attention.head_count": [4, 4]})
+    assert open_model(path).config.num_heads == 4
+
+
+def test_a_file_that_ends_early_or_has_a_type_nobody_knows_is_refused_before_anything_is_loaded(
+    tmp_path: Path,
+) -> None:
+    path = _write_gguf(tmp_path / "m.gguf")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-100])
+    with pytest.raises(ModelFormatError, match="ends inside tensor token_embd"):
+        open_model(path)
+    place = whole.index(b"token_embd.weight") + len(b"token_embd.weight") + 4 + 2 * 8
+    path.write_bytes(whole[:place] + b"\xc8\0\0\0" + whole[place + 4 :])
+    with pytest.raises(UnsupportedModelError, match="unknown type 200"):
+        open_model(path)
