@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from enum import Enum
 from typing import Any, TypeVar
 
-from millpond_common.contract.labels import FINALIZER, MANAGER
+from millpond_common.contract.labels import APPLIED_DIGEST, FINALIZER, MANAGER
 from millpond_operator.api.pool import PoolMetadata
 from millpond_operator.clients.kube import KubeClient
 from millpond_operator.desired.kinds import POD, POOL, Kind
@@ -99,7 +99,10 @@ class Executor:
         if apply.is_new and await self._create(apply):
             holders[_name(apply)] = Holder.OURS
             return
-        holders[_name(apply)] = holder = await self._find_holder(apply)
+        existing = await self._find_existing(apply)
+        holders[_name(apply)] = holder = self._find_holder(apply, existing)
+        if existing is not None and holder is Holder.OURS and find_digest(existing) == apply.manifest.digest:
+            return  # another pool's task made the gateway's objects, or the answer to our own create was lost
         await self._apply(apply, holder)
 
     async def _create(self, apply: Apply) -> bool:
@@ -151,20 +154,26 @@ class Executor:
             manifest.kind, manifest.namespace, manifest.name, {"metadata": patch}, manager=MANAGER
         )
 
-    async def _find_holder(self, apply: Apply) -> Holder:
-        if apply.uid is not None:
-            return Holder.OURS
+    async def _find_existing(self, apply: Apply) -> Mapping[str, Any] | None:
+        """Who has the name of an object that should not exist yet."""
+        if not apply.is_new:
+            return None
         manifest = apply.manifest
         try:
             existing = await self._kube.get(manifest.kind, manifest.namespace, manifest.name)
         except NotFoundError:
+            return None
+        self._remember(manifest.kind, existing)
+        return existing
+
+    def _find_holder(self, apply: Apply, existing: Mapping[str, Any] | None) -> Holder:
+        if not apply.is_new:
+            return Holder.OURS
+        if existing is None:
             return Holder.NOBODY
         owners = {owner["uid"] for owner in existing["metadata"].get("ownerReferences") or ()}
-        wanted = {owner["uid"] for owner in manifest.body["metadata"]["ownerReferences"]}
-        if owners & wanted:
-            return Holder.OURS
-        self._remember(manifest.kind, existing)
-        return Holder.STRANGER
+        wanted = {owner["uid"] for owner in apply.manifest.body["metadata"]["ownerReferences"]}
+        return Holder.OURS if owners & wanted else Holder.STRANGER
 
     async def _mark(self, pool: PoolMetadata, mark: MarkPod) -> None:
         metadata = {"uid": mark.uid, "labels": dict(mark.labels), "annotations": dict(mark.annotations)}
@@ -197,6 +206,11 @@ class Executor:
         except NotFoundError:
             return
         self._remember(POOL, answer)
+
+
+def find_digest(obj: Mapping[str, Any]) -> str:
+    """Digest of the manifest that an object was last written from; empty where the operator did not write it."""
+    return str((obj["metadata"].get("annotations") or {}).get(APPLIED_DIGEST) or "")
 
 
 async def finish_all(works: list[Coroutine[Any, Any, T]]) -> list[T]:

@@ -127,6 +127,7 @@ class Operator:
             events=EventWriter(self.kube, fence=fence, instance=self.settings.identity),
             settings=self.settings.plan,
             clock=time.time,
+            monotonic=time.monotonic,
             scaler=scaler,
         )
 

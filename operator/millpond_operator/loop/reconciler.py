@@ -16,6 +16,7 @@ from millpond_operator.errors import ForbiddenError, InvalidObjectError, KubeErr
 from millpond_operator.execute.events import EventWriter
 from millpond_operator.execute.executor import Executor
 from millpond_operator.execute.status import StatusWriter
+from millpond_operator.loop.status_pace import StatusPace
 from millpond_operator.observe.observer import Observer
 from millpond_operator.plan.actions import EventNote, PoolPlan
 from millpond_operator.plan.planner import Decisions, plan, plan_invalid
@@ -53,7 +54,7 @@ class Outcome:
 
     recheck_seconds: float
     wrote: bool
-    """Whether anything was written, so that something may follow soon."""
+    """Whether anything was written or waits to be, so that something follows soon."""
 
 
 class Reconciler:
@@ -68,6 +69,7 @@ class Reconciler:
         events: EventWriter,
         settings: PlanSettings,
         clock: WallClock,
+        monotonic: Callable[[], float],
         scaler: Scaler | None = None,
     ) -> None:
         self._observer = observer
@@ -76,6 +78,8 @@ class Reconciler:
         self._events = events
         self._settings = settings
         self._clock = clock
+        self._monotonic = monotonic
+        self._pace = StatusPace(monotonic)
         self._scaler = scaler or NoScaler()
 
     async def reconcile(self, namespace: str, name: str) -> Outcome | None:
@@ -101,9 +105,18 @@ class Reconciler:
                 raise
             if not stranger:
                 break
+        wait = self._find_wait(metadata, decided)
+        if wait > 0:
+            return Outcome(min(wait, decided.recheck_seconds), wrote=True)
         await self._report(metadata, decided, now)
         wrote = bool(decided.actions or decided.status is not None)
         return Outcome(0.0 if decided.actions else decided.recheck_seconds, wrote=wrote)
+
+    def _find_wait(self, metadata: PoolMetadata, decided: PoolPlan) -> float:
+        """Seconds for which the status is held back, and the events with it; the next round finds both anew."""
+        if decided.status is None or decided.urgent:
+            return 0.0
+        return self._pace.get_wait(metadata.uid)
 
     async def _decide(self, namespace: str, name: str, now: float) -> tuple[PoolMetadata, PoolPlan] | None:
         raw = self._observer.get_raw(namespace, name)
@@ -135,7 +148,9 @@ class Reconciler:
             decided.status is not None
             and self._observer.get_raw(metadata.namespace, metadata.name) is not None
         ):
+            started = self._monotonic()
             await self._status.write(metadata, decided.status)
+            self._pace.note(metadata.uid, seconds=self._monotonic() - started)
         for note in decided.events:
             LOG.info(
                 "event",

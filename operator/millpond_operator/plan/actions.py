@@ -85,3 +85,5 @@ class PoolPlan:
     events: tuple[EventNote, ...]
     recheck_seconds: float
     """Look again after this time even if nothing reports a change."""
+    urgent: bool = True
+    """Whether the status must be written at once, and not together with what follows."""

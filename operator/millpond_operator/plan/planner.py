@@ -21,6 +21,7 @@ from millpond_operator.plan.scale import ReplicaDecision, decide_replicas, find_
 from millpond_operator.plan.settings import PlanSettings
 from millpond_operator.plan.snapshot import PoolSnapshot
 from millpond_operator.plan.status import make_status
+from millpond_operator.plan.urgency import is_urgent
 from millpond_operator.plan.workloads import RolePlan, plan_role
 
 Decisions = Mapping[str, ReplicaDecision]
@@ -102,6 +103,7 @@ def _finish(facts: Facts, actions: tuple[Action, ...]) -> PoolPlan:
         status=None if status == pool.status else status,
         events=tuple(events),
         recheck_seconds=_choose_recheck(facts, moving=_is_moving(facts, ready, actions)),
+        urgent=bool(actions) or is_urgent(pool.status, status),
     )
 
 

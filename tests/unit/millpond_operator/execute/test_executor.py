@@ -10,7 +10,7 @@ from tests.support.operator_builders import NOW, SETTINGS, make_pool, make_snaps
 
 from millpond_common.contract import labels
 from millpond_operator.desired.kinds import DEPLOYMENT
-from millpond_operator.errors import ConflictError, NotFoundError, NotLeaderError
+from millpond_operator.errors import ConflictError, NotFoundError, NotLeaderError, UnreachableError
 from millpond_operator.execute.events import EventWriter, make_event
 from millpond_operator.execute.executor import Executor
 from millpond_operator.plan.actions import STAGE_REST, Apply, Delete, EventNote, MarkPod, SetFinalizer
@@ -139,6 +139,16 @@ async def test_what_a_lost_answer_hid_is_applied_on_the_next_try() -> None:
     assert f"apply {name}" in kube.writes
 
 
+async def test_what_another_pools_task_made_in_this_moment_is_not_written_again() -> None:
+    """The tasks of all pools of a namespace make its gateway; who comes second finds the very same object."""
+    action = next(a for a in plan_new() if isinstance(a, Apply) and a.manifest.name == "millpond-gateway")
+    name = f"{action.manifest.kind.name}/{action.manifest.name}"
+    kube = Kube({name: dict(action.manifest.body)})
+    executor, remembered = make_executor(kube)
+    assert await executor.run(POOL.metadata, [action]) is False
+    assert (kube.writes, remembered) == ([], [action.manifest.kind.name])
+
+
 async def test_an_object_that_was_created_is_made_one_that_loses_fields_before_its_first_apply() -> None:
     """An apply drops only what an apply noted before it."""
     action = next(a for a in plan_new() if isinstance(a, Apply) and a.manifest.kind.name == "Service")
@@ -236,9 +246,9 @@ async def test_deletes_and_the_removal_of_the_finalizer_come_last() -> None:
 
 async def test_every_write_of_a_stage_ends_before_its_failure_is_raised() -> None:
     kube = Kube()
-    kube.failure = ConflictError("busy")
+    kube.failure = UnreachableError("busy")
     executor, _ = make_executor(kube)
-    with pytest.raises(ConflictError):
+    with pytest.raises(UnreachableError):
         await executor.run(POOL.metadata, plan_new()[1:])
 
 

@@ -5,11 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.support.operator_builders import NOW, SETTINGS, make_pool, make_snapshot
+from tests.support.operator_builders import (
+    NOW,
+    SETTINGS,
+    make_container,
+    make_living,
+    make_pod,
+    make_pool,
+    make_revision,
+    make_snapshot,
+)
 from tests.support.pools import make_pool as make_object
 
+from millpond_operator.api.status import PoolStatus, dump_status
 from millpond_operator.errors import ForbiddenError, KubeError, NotLeaderError, UnreachableError
 from millpond_operator.loop.reconciler import Reconciler
+from millpond_operator.loop.status_pace import HOLD_SECONDS
+from millpond_operator.plan.snapshot import Pod
+
+POOL = make_pool(replicas=1)
 
 
 class World:
@@ -19,6 +33,10 @@ class World:
         self.failures = failures
         self.done: list[str] = []
         self.strangers = 0
+        self.now = 0.0
+        self.pods: tuple[Pod, ...] | None = None
+        self.status: PoolStatus | None = None
+        self.pool = POOL
         self.raw = make_object("smol", replicas=1)
         self.raw["metadata"] |= {"namespace": "ns", "uid": "pool-uid", "generation": 3}
 
@@ -26,7 +44,12 @@ class World:
         return None if "gone" in self.done else self.raw
 
     async def observe(self, _namespace: str, _name: str, _now: float) -> Any:
-        return make_snapshot(make_pool(replicas=1))
+        return make_snapshot(self.pool) if self.pods is None else make_living(self.pool, pods=self.pods)
+
+    def take_status(self) -> None:
+        """As the API server would."""
+        assert self.status is not None
+        self.pool = make_pool(replicas=1, status=dump_status(self.status))
 
     async def run(self, _pool: Any, _actions: Any) -> bool:
         self._do("run")
@@ -34,6 +57,8 @@ class World:
         return self.strangers >= 0
 
     async def write(self, _pool: Any, *rest: Any) -> None:
+        if len(rest) == 1:
+            self.status = rest[0]
         self._do("status" if len(rest) == 1 else "event")
 
     def _do(self, what: str) -> None:
@@ -45,7 +70,13 @@ class World:
 def make_reconciler(world: World) -> Reconciler:
     same: Any = world
     return Reconciler(
-        observer=same, executor=same, status=same, events=same, settings=SETTINGS, clock=lambda: NOW
+        observer=same,
+        executor=same,
+        status=same,
+        events=same,
+        settings=SETTINGS,
+        clock=lambda: NOW,
+        monotonic=lambda: world.now,
     )
 
 
@@ -94,3 +125,25 @@ async def test_a_pool_that_is_gone_ends() -> None:
     world = World()
     world.done.append("gone")
     assert await make_reconciler(world).reconcile("ns", "smol") is None
+
+
+async def test_steps_on_the_way_are_told_together_and_what_matters_at_once() -> None:
+    world = World()
+    world.pods = (make_pod(revision=make_revision(POOL), ready=False),)
+    reconciler = make_reconciler(world)
+    await reconciler.reconcile("ns", "smol")
+    assert world.done.count("status") == 1, "the first status of a generation is waited for"
+    world.take_status()
+    world.pods = (make_pod(revision=make_revision(POOL), ready=False, containers=(make_container(),)),)
+    outcome = await reconciler.reconcile("ns", "smol")
+    assert world.done.count("status") == 1, "a replica that goes from starting to loading"
+    assert outcome is not None
+    assert outcome.wrote, "what waits to be written is not quiet, or the task would look less and less often"
+    assert 0 < outcome.recheck_seconds <= HOLD_SECONDS, "told soon even if nothing happens any more"
+    world.now += HOLD_SECONDS
+    await reconciler.reconcile("ns", "smol")
+    assert world.done.count("status") == 2
+    world.take_status()
+    world.pods = (make_pod(revision=make_revision(POOL)),)
+    await reconciler.reconcile("ns", "smol")
+    assert world.done.count("status") == 3, "Ready is told at once"
