@@ -48,22 +48,35 @@ def _compare_lists(wanted: list[Any], live: Any, path: str) -> str | None:
         return None
     if not isinstance(live, list):
         return path
-    key = _find_key(wanted)
-    if key is None and len(wanted) != len(live):
+    if all(isinstance(item, dict) for item in wanted):
+        return _compare_items(wanted, [item for item in live if isinstance(item, dict)], path)
+    if len(wanted) != len(live):
         return path
-    by_key = {item.get(key): item for item in live if isinstance(item, dict)} if key is not None else {}
-    for index, item in enumerate(wanted):
-        other = live[index] if key is None else by_key.get(item[key])
+    for index, (item, other) in enumerate(zip(wanted, live, strict=True)):
         found = find_difference(item, other, f"{path}[{index}]")
         if found is not None:
             return found
     return None
 
 
-def _find_key(items: list[Any]) -> str | None:
-    if not all(isinstance(item, dict) for item in items):
-        return None
-    return next((key for key in KEYS if all(key in item for item in items)), None)
+def _compare_items(wanted: list[dict[str, Any]], live: list[dict[str, Any]], path: str) -> str | None:
+    """Each wanted map has to be in a live one: of its key, or, where no key tells them apart, in any of its own."""
+    key = _find_key(wanted)
+    if key is None and len(wanted) != len(live):
+        return path
+    left = list(live)
+    for index, item in enumerate(wanted):
+        candidates = left if key is None else [other for other in live if other.get(key) == item[key]]
+        found = [find_difference(item, other, f"{path}[{index}]") for other in candidates]
+        if None not in found:
+            return found[0] if len(found) == 1 else f"{path}[{index}]"
+        left = [other for other in left if other is not candidates[found.index(None)]]
+    return None
+
+
+def _find_key(items: list[dict[str, Any]]) -> str | None:
+    """What tells the items apart: one volume may be mounted twice, and one taint be tolerated with two effects."""
+    return next((k for k in KEYS if len({str(item[k]) for item in items if k in item}) == len(items)), None)
 
 
 def _is_equal(wanted: Any, live: Any) -> bool:

@@ -119,7 +119,7 @@ def _choose_recheck(facts: Facts, *, moving: bool) -> float:
     settings = facts.settings
     if moving:
         return settings.moving_recheck_seconds
-    draining = any(pod.deleting for pod in facts.snapshot.pods)
+    draining = any(pod.deleting and not pod.is_lost(facts.now) for pod in facts.snapshot.pods)
     return settings.draining_recheck_seconds if draining else settings.settled_recheck_seconds
 
 

@@ -15,6 +15,8 @@ from millpond_operator.api.pool import InferencePool
 from millpond_operator.api.status import ModelStatus
 from millpond_operator.desired.kinds import Kind
 
+LOST_SECONDS = 60.0
+"""Past its deadline after which a leaving pod counts as lost; a kubelet ends it within seconds."""
 MAX_GATEWAY_OWNERS = 2
 """Pools that own a namespace's gateway together; a leaving one is replaced while it drains."""
 
@@ -59,6 +61,13 @@ class Pod:
     containers: tuple[ContainerState, ...]
     deletion_deadline: float | None = None
     """When the kubelet ends what is left of it."""
+
+    def is_lost(self, now: float) -> bool:
+        """Whether its kubelet left it standing past the time it had to end it: the node is gone or does not answer.
+
+        Such a pod may stay for as long as its node does. It holds nothing that a new one could have.
+        """
+        return self.deletion_deadline is not None and now > self.deletion_deadline + LOST_SECONDS
 
     @property
     def restarts(self) -> int:

@@ -82,7 +82,8 @@ def plan_role(
             revision=revision,
             desired=desired,
             workloads=workloads,
-            pods=pods,
+            # A pod on a node that was lost would hold a rollout for as long as nobody removes the node.
+            pods=tuple(pod for pod in pods if not pod.is_lost(snapshot.observed_at)),
             answering=answering,
             strategy=rollout.strategy,
             max_unavailable=rollout.max_unavailable,

@@ -24,6 +24,19 @@ from millpond_operator.plan.drift import find_difference
         ),
         ({"env": [{"name": "A", "value": "1"}]}, {"env": [{"name": "Z"}, {"name": "A", "value": "1"}]}),
         ({"args": ["a", "b"]}, {"args": ["a", "b"]}),
+        (
+            {"tolerations": [{"key": "gpu", "effect": "NoSchedule"}, {"key": "gpu", "effect": "NoExecute"}]},
+            {"tolerations": [{"key": "gpu", "effect": "NoSchedule"}, {"key": "gpu", "effect": "NoExecute"}]},
+        ),
+        (
+            {"volumeMounts": [{"name": "d", "mountPath": "/a"}, {"name": "d", "mountPath": "/b"}]},
+            {"volumeMounts": [{"name": "d", "mountPath": "/b"}, {"name": "d", "mountPath": "/a"}]},
+        ),
+        (
+            {"ports": [{"containerPort": 53, "protocol": "TCP"}, {"containerPort": 53, "protocol": "UDP"}]},
+            {"ports": [{"containerPort": 53, "protocol": "TCP"}, {"containerPort": 53, "protocol": "UDP"}]},
+        ),
+        ({"rules": [{"from": [1]}, {"from": [2]}]}, {"rules": [{"from": [1]}, {"from": [2], "x": 1}]}),
     ],
 )
 def test_what_the_live_object_holds_is_no_difference(wanted: Any, live: Any) -> None:
@@ -41,6 +54,18 @@ def test_what_the_live_object_holds_is_no_difference(wanted: Any, live: Any) -> 
         ({"flag": True}, {"flag": 1.5}, ".flag"),
         ({"cpu": "1"}, {"cpu": "1500m"}, ".cpu"),
         ({"name": "x"}, {}, ".name"),
+        (
+            {"tolerations": [{"key": "gpu", "effect": "NoSchedule"}, {"key": "gpu", "effect": "NoExecute"}]},
+            {"tolerations": [{"key": "gpu", "effect": "NoSchedule"}]},
+            ".tolerations",
+        ),
+        (
+            {"tolerations": [{"key": "gpu", "effect": "NoSchedule"}, {"key": "gpu", "effect": "NoExecute"}]},
+            {"tolerations": [{"key": "gpu", "effect": "NoSchedule"}, {"key": "gpu", "effect": "NoSchedule"}]},
+            ".tolerations[1]",
+        ),
+        ({"rules": [{"from": [1]}]}, {"rules": [{"from": [1]}, {"from": [0]}]}, ".rules"),
+        ({"rules": [{"from": [1]}]}, {"rules": [{"from": [2]}]}, ".rules[0].from[0]"),
     ],
 )
 def test_the_first_difference_is_named_by_its_path(wanted: Any, live: Any, path: str) -> None:

@@ -437,3 +437,20 @@ def test_a_failed_answer_beats_the_status_of_before() -> None:
         judge(pool, make_replicas(pool, 1, ready_since=NOW - 500), probes=failed)[1]
         == ConditionReason.PROBE_FAILED
     )
+
+
+@pytest.mark.parametrize(("overdue_seconds", "count"), [(-10.0, 0), (10.0, 0), (61.0, 1)])
+def test_a_replica_on_a_lost_node_holds_no_rollout_for_ever(overdue_seconds: float, count: int) -> None:
+    """It stays Terminating until somebody removes its node; the kubelet's deadline tells when nothing of it is left."""
+    pool = make_pool(replicas=1, rollout={"strategy": "Replace"})
+    left = make_pod(revision="old", deleting=True, ready=False, deletion_deadline=NOW - overdue_seconds)
+    living = make_living(make_pool(replicas=0, rollout={"strategy": "Replace"}), pods=())
+    (new,) = living.workloads
+    old = dataclasses.replace(new, name="old", uid="uid-old", revision="old")
+    seen = dataclasses.replace(living, pool=pool, pods=(left,), workloads=(old, new))
+    decided = plan(seen, SETTINGS, NOW)
+    name = f"Deployment/{new.name}"
+    applied = list_applied(decided)
+    assert (applied[name]["spec"]["replicas"] if name in applied else 0) == count
+    assert decided.status is not None
+    assert [entry.replica for entry in decided.status.draining] == [left.name], "it is still shown"
