@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import structlog
 
@@ -57,7 +58,8 @@ def make_context(
     holder: list[EngineThread] = []
 
     def load() -> Engine:
-        return _load_engine(config, make_runner, holder[0], overlap=overlap)
+        ends = tokenizer.facts.eos_token_ids
+        return _load_engine(config, make_runner, holder[0], ends=ends, overlap=overlap)
 
     thread = EngineThread(load, recorder, settings=settings, events=publisher)
     holder.append(thread)
@@ -96,9 +98,18 @@ def _make_publisher(config: EngineConfig, settings: PublisherSettings, epoch: st
 
 
 def _load_engine(
-    config: EngineConfig, make_runner: MakeRunner, thread: EngineThread, *, overlap: bool | None
+    config: EngineConfig,
+    make_runner: MakeRunner,
+    thread: EngineThread,
+    *,
+    ends: tuple[int, ...],
+    overlap: bool | None,
 ) -> Engine:
-    """Load the runner and join it to a new scheduler; steps overlap where a device works beside the CPU."""
+    """Load the runner and join it to a new scheduler; steps overlap where a device works beside the CPU.
+
+    Text ends at the end tokens of the model's configuration and at those of its tokenizer: many models name the
+    end of a document in one and the end of a turn in the other.
+    """
     shown = -10
 
     def report(done: int, total: int) -> None:
@@ -126,4 +137,6 @@ def _load_engine(
     )
     if overlap is None:
         overlap = info.device.startswith("cuda")
-    return Engine(Scheduler(settings, info), runner, overlap=overlap)
+    known = [token for token in (*info.eos_token_ids, *ends) if token < info.vocabulary_size]
+    capacity = replace(info, eos_token_ids=tuple(dict.fromkeys(known)))
+    return Engine(Scheduler(settings, capacity), runner, overlap=overlap)

@@ -22,7 +22,24 @@ _REFUSED = (
     "guided_grammar",
     "guided_decoding_backend",
     "guided_whitespace_pattern",
+    "regex",
+    "ebnf",
+    "grammar",
+    "json_schema",
+    "structural_tag",
+    "stop_regex",
+    "logits_processors",
+    "lora_path",
+    "functions",
+    "function_call",
+    "modalities",
+    "audio",
+    "web_search_options",
 )
+"""Of OpenAI's interface and of other engines'."""
+_HINTS = {"functions": "use tools", "function_call": "use tool_choice"}
+_HARMLESS = {"functions": [], "function_call": "none", "modalities": ["text"]}
+"""What asks for nothing."""
 
 
 def check_supported(body: CommonBody) -> None:
@@ -32,8 +49,10 @@ def check_supported(body: CommonBody) -> None:
         RequestError: naming the field.
     """
     for name in _REFUSED:
-        if getattr(body, name) is not None:
-            raise unsupported(name, "this engine does not constrain or embed; remove the field")
+        value = getattr(body, name)
+        if value is not None and (name not in _HARMLESS or value != _HARMLESS[name]):
+            hint = _HINTS.get(name, "this engine generates free text from text; remove the field")
+            raise unsupported(name, hint)
     if body.response_format is not None and body.response_format.get("type", "text") != "text":
         raise unsupported("response_format", 'only {"type": "text"} is served')
 

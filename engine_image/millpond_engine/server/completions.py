@@ -17,7 +17,7 @@ from millpond_engine.server.choices import ChoicePiece
 from millpond_engine.server.context import CONTEXT, ServerContext
 from millpond_engine.server.errors import bad_value
 from millpond_engine.server.intake import Caller, get_now, parse_body, read_body, read_caller
-from millpond_engine.server.logprobs import MAX_LOGPROBS, LogprobWriter, make_prompt_logprobs
+from millpond_engine.server.logprobs import MAX_LOGPROBS, LogprobWriter, TextOffsets, make_prompt_logprobs
 from millpond_engine.server.prepare import (
     CallOptions,
     LengthRule,
@@ -147,10 +147,12 @@ def _answer_echo(context: ServerContext, call: PreparedCall, renderer: Completio
 class _State:
     """What has been rendered of one choice."""
 
-    offset: int = 0
+    offsets: TextOffsets
     texts: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    """Where each of the tokens begins in the text."""
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     begun: bool = False
@@ -170,7 +172,10 @@ class CompletionRenderer:
         self._options: CallOptions = call.options
         self._echo = echo
         self._prompt_only = prompt_only
-        self._states = [_State() for _ in range(call.num_choices)]
+        skip = self._options.text.skip_special_tokens
+        self._states = [
+            _State(TextOffsets(tokenizer, skip_special_tokens=skip)) for _ in range(call.num_choices)
+        ]
         self._prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         self._writer = LogprobWriter(
             tokenizer, self._options.num_logprobs or 0, as_ids=self._options.tokens_as_ids
@@ -184,14 +189,14 @@ class CompletionRenderer:
     def make_chunks(self, index: int, piece: ChoicePiece) -> Iterable[dict[str, Any]]:
         """At most one choice object."""
         state = self._states[index]
-        text, tokens, logprobs = self._extend(index, state, piece)
+        text, tokens, logprobs, places = self._extend(index, state, piece)
         self._note_end(state, piece)
         shown = tokens if self._options.num_logprobs is not None or self._options.return_token_ids else []
         if not text and not shown and piece.finish_reason is None:
             return
         choice = self._make_base(index, text, state)
         if self._options.num_logprobs is not None:
-            choice["logprobs"], state.offset = self._writer.make_completion(tokens, logprobs, state.offset)
+            choice["logprobs"] = self._writer.make_completion(tokens, logprobs, places)
         if self._options.return_token_ids:
             choice["token_ids"] = tokens
         yield choice
@@ -199,10 +204,11 @@ class CompletionRenderer:
     def collect(self, index: int, piece: ChoicePiece) -> None:
         """Keep text, tokens and log-probabilities."""
         state = self._states[index]
-        text, tokens, logprobs = self._extend(index, state, piece)
+        text, tokens, logprobs, places = self._extend(index, state, piece)
         state.texts.append(text)
         state.tokens.extend(tokens)
         state.logprobs.extend(logprobs)
+        state.places.extend(places)
         self._note_end(state, piece)
 
     def make_choice(self, index: int) -> dict[str, Any]:
@@ -210,7 +216,7 @@ class CompletionRenderer:
         state = self._states[index]
         choice = self._make_base(index, "".join(state.texts), state)
         if self._options.num_logprobs is not None:
-            choice["logprobs"], _ = self._writer.make_completion(state.tokens, state.logprobs, 0)
+            choice["logprobs"] = self._writer.make_completion(state.tokens, state.logprobs, state.places)
         if self._options.return_token_ids:
             choice["token_ids"] = state.tokens
             choice["prompt_token_ids"] = list(self._call.requests[index // self._options.n].prompt)
@@ -224,8 +230,9 @@ class CompletionRenderer:
 
     def _extend(
         self, index: int, state: _State, piece: ChoicePiece
-    ) -> tuple[str, list[int], list[TokenLogprobs | None]]:
-        """Text, tokens and log-probabilities that a piece adds, the echoed prompt in front of the first."""
+    ) -> tuple[str, list[int], list[TokenLogprobs | None], list[int]]:
+        """Text, tokens, log-probabilities and offsets that a piece adds, the echoed prompt in front of the first."""
+        places: list[int] = []
         text, tokens = piece.text, [entry.token for entry in piece.entries]
         logprobs = [entry.logprobs for entry in piece.entries]
         if self._prompt_only:
@@ -233,12 +240,16 @@ class CompletionRenderer:
         if self._echo is not None and not state.begun:
             prompt = self._echo[index // self._options.n]
             text = prompt.text + text
+            if self._options.num_logprobs is not None:
+                places = state.offsets.take_prompt(prompt.tokens, prompt.text)
             tokens = prompt.tokens + tokens
             known = self._prompt_logprobs.get(index // self._options.n, ())
             padded = [*known, *[None] * (len(prompt.tokens) - 1 - len(known))]
             logprobs = [None, *padded, *logprobs]
+        if self._options.num_logprobs is not None:
+            places += state.offsets.take(tokens[len(places) :])
         state.begun = True
-        return text, tokens, logprobs
+        return text, tokens, logprobs, places
 
     def _note_end(self, state: _State, piece: ChoicePiece) -> None:
         if piece.finish_reason is not None:

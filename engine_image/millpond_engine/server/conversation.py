@@ -137,6 +137,9 @@ def _make_message(message: Message, param: str) -> dict[str, Any]:
     role = _ROLES.get(message.role)
     if role is None:
         raise bad_value(f"{param}.role", f"must be one of {', '.join(_ROLES)}")
+    for name in ("function_call", "audio"):
+        if getattr(message, name) is not None:
+            raise unsupported(f"{param}.{name}", "only text and tool_calls are served")
     data: dict[str, Any] = {"role": role, "content": _make_content(message, param)}
     if message.name is not None:
         data["name"] = message.name

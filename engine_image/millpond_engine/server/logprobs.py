@@ -7,6 +7,7 @@ from typing import Any
 
 from millpond_engine.records.step import TokenLogprobs
 from millpond_engine.server.choices import TokenEntry
+from millpond_engine.text.detokenizer import Detokenizer
 from millpond_engine.text.tokenizer import Tokenizer, describe_token
 
 MAX_LOGPROBS = 20
@@ -42,23 +43,18 @@ class LogprobWriter:
         return {"token": self.name(token), "logprob": clamp(value), "bytes": list(data)}
 
     def make_completion(
-        self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None], offset: int
-    ) -> tuple[dict[str, Any], int]:
-        """`logprobs` of a completion choice, and the text offset behind its tokens."""
-        names = [self.name(token) for token in tokens]
-        offsets = []
-        for token in tokens:
-            offsets.append(offset)
-            offset += len(describe_token(self._tokenizer, token))
+        self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None], offsets: Sequence[int]
+    ) -> dict[str, Any]:
+        """`logprobs` of a completion choice whose tokens begin at these characters of its text."""
         return {
-            "tokens": names,
+            "tokens": [self.name(token) for token in tokens],
             "token_logprobs": [clamp(entry.logprob) if entry else None for entry in logprobs],
             "top_logprobs": [
                 self._make_top(token, entry) if entry else None
                 for token, entry in zip(tokens, logprobs, strict=True)
             ],
-            "text_offset": offsets,
-        }, offset
+            "text_offset": list(offsets),
+        }
 
     def _make_top(self, token: int, entry: TokenLogprobs) -> dict[str, float | None]:
         top: dict[str, float | None] = {}
@@ -66,6 +62,37 @@ class LogprobWriter:
             top.setdefault(self.name(other), clamp(value))
         top.setdefault(self.name(token), clamp(entry.logprob))
         return top
+
+
+class TextOffsets:
+    """Where the tokens of one choice begin in its text, in characters.
+
+    The tokens of one character all begin where it does, and what the text leaves out has no length, so that
+    `text_offset` points into the text that the client has.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+        self._offset = 0
+
+    def take_prompt(self, tokens: Sequence[int], text: str) -> list[int]:
+        """Offsets of an echoed prompt. What its tokens spell beyond `text` stands in front: a token or a space
+        that tokenizing added.
+        """
+        whole = TextOffsets(self._tokenizer, skip_special_tokens=False)
+        offsets = whole.take(tokens)
+        added = max(0, whole._offset - len(text))
+        self._offset = len(text)
+        return [max(0, offset - added) for offset in offsets]
+
+    def take(self, tokens: Sequence[int]) -> list[int]:
+        """Offsets of the next tokens."""
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offset)
+            self._offset += len(self._detokenizer.push((token,)))
+        return offsets
 
 
 def make_prompt_logprobs(

@@ -65,6 +65,19 @@ class CommonBody(msgspec.Struct, kw_only=True):
     guided_grammar: Any = None
     guided_decoding_backend: Any = None
     guided_whitespace_pattern: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    grammar: Any = None
+    json_schema: Any = None
+    structural_tag: Any = None
+    stop_regex: Any = None
+    logits_processors: Any = None
+    lora_path: Any = None
+    functions: Any = None
+    function_call: Any = None
+    modalities: Any = None
+    audio: Any = None
+    web_search_options: Any = None
 
 
 class CompletionBody(CommonBody, kw_only=True):
@@ -106,6 +119,9 @@ class Message(msgspec.Struct, kw_only=True):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    # refused by name when given
+    function_call: Any = None
+    audio: Any = None
 
 
 class Function(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -33,6 +33,7 @@ def load_directory_tokenizer(path: Path) -> HubTokenizer:
     special = frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
     variables = _read_variables(settings)
     model = _read_json(path / "config.json")
+    decoder = json.loads(tokenizer.to_str()).get("decoder")
     facts = TokenizerFacts(
         vocabulary_size=max(
             tokenizer.get_vocab_size(with_added_tokens=True), int(model.get("vocab_size", 0))
@@ -42,10 +43,9 @@ def load_directory_tokenizer(path: Path) -> HubTokenizer:
         bos_token_id=tokenizer.token_to_id(variables.get("bos_token", "")),
         chat_template=_read_template(path, settings),
         template_variables=variables,
+        adds_space=_takes_space(decoder),
     )
-    return HubTokenizer(
-        tokenizer, facts, byte_level=_is_byte_level(json.loads(tokenizer.to_str()).get("decoder"))
-    )
+    return HubTokenizer(tokenizer, facts, byte_level=_is_byte_level(decoder))
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -92,6 +92,18 @@ def _read_template(path: Path, settings: dict[str, Any]) -> str | None:
         named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
         template = named.get("default")
     return template if isinstance(template, str) else None
+
+
+def _takes_space(decoder: Any) -> bool:
+    """Decoding drops one space in front of a text, which encoding had put there."""
+    if not isinstance(decoder, dict):
+        return False
+    kind = decoder.get("type")
+    if kind == "Strip":
+        return decoder.get("content") == " " and decoder.get("start") == 1
+    if kind == "Metaspace":
+        return decoder.get("prepend_scheme") != "never" and decoder.get("add_prefix_space") is not False
+    return any(_takes_space(step) for step in decoder.get("decoders", []))
 
 
 def _is_byte_level(decoder: Any) -> bool:

@@ -25,8 +25,8 @@ _LLAMA3_SPLIT = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
-_END_TEXTS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|end|>")
-"""Texts of tokens that end a turn; a model may end with any of them that its vocabulary has as control token."""
+_END_TEXTS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>")
+"""Texts of tokens that end a turn where a model's chat template writes them: its `eos_token_id` often ends documents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,13 @@ _SPLITS = {
     "llama-bpe": _Split(_LLAMA3_SPLIT, ignore_merges=True),
     "qwen2": _Split(_QWEN2_SPLIT, nfc=True),
 }
-_ALIASES = {"gpt2": "gpt-2", "default": "gpt-2", "llama3": "llama-bpe", "llama-v3": "llama-bpe"}
+_ALIASES = {
+    "gpt2": "gpt-2",
+    "default": "gpt-2",
+    "llama3": "llama-bpe",
+    "llama-v3": "llama-bpe",
+    "deepseek-r1-qwen": "qwen2",
+}
 
 
 def load_gguf_tokenizer(path: Path) -> HubTokenizer:
@@ -71,12 +77,17 @@ def load_gguf_tokenizer(path: Path) -> HubTokenizer:
 
 
 def _load_byte_level(path: Path, data: dict[str, Any], tokens: list[str]) -> tokenizers.Tokenizer:
-    name = str(data.get("tokenizer.ggml.pre", "default"))
-    split = _SPLITS.get(_ALIASES.get(name, name))
+    name = _find_split_name(data)
+    split = _SPLITS.get(name)
     if split is None:
         known = ", ".join(sorted(_SPLITS))
         raise TokenizerError(f"{path.name}: pre-tokenizer {name!r} is not known; known are {known}")
     return _make_tokenizer(tokens, data.get("tokenizer.ggml.merges", []), split)
+
+
+def _find_split_name(data: dict[str, Any]) -> str:
+    name = str(data.get("tokenizer.ggml.pre", "default"))
+    return _ALIASES.get(name, name)
 
 
 def _load_pieces(path: Path, data: dict[str, Any], tokens: list[str]) -> tokenizers.Tokenizer:
@@ -131,7 +142,8 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, tokens: list[str], types: list[
 
 def _add_bos(tokenizer: tokenizers.Tokenizer, tokens: list[str], data: dict[str, Any]) -> None:
     bos = data.get("tokenizer.ggml.bos_token_id")
-    by_default = data.get("tokenizer.ggml.model") == "llama"  # older files of this kind have no flag
+    # most files of these kinds have no flag, and their models were trained with the token in front
+    by_default = data.get("tokenizer.ggml.model") == "llama" or _find_split_name(data) == "llama-bpe"
     if bos is not None and data.get("tokenizer.ggml.add_bos_token", by_default):
         text = tokens[bos]
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -141,8 +153,9 @@ def _add_bos(tokenizer: tokenizers.Tokenizer, tokens: list[str], data: dict[str,
 
 def _make_facts(data: dict[str, Any], tokens: list[str], control: frozenset[int]) -> TokenizerFacts:
     positions = {text: position for position, text in enumerate(tokens)}
+    template = data.get("tokenizer.chat_template") or ""
     ends = [data.get("tokenizer.ggml.eos_token_id"), data.get("tokenizer.ggml.eot_token_id")]
-    ends += [positions[text] for text in _END_TEXTS if positions.get(text) in control]
+    ends += [positions[text] for text in _END_TEXTS if positions.get(text) in control and text in template]
     variables = {}
     for short in ("bos", "eos", "unknown", "padding"):
         token_id = data.get(f"tokenizer.ggml.{short}_token_id")

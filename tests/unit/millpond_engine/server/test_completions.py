@@ -176,6 +176,22 @@ async def test_logprobs_are_four_lists_of_one_length(engine: Running) -> None:
     )
 
 
+@pytest.mark.parametrize("echo", [False, True])
+async def test_the_tokens_of_one_character_begin_where_it_does(echo: bool) -> None:
+    async with run_engine(Setup(text="dé🐎x")) as engine:
+        body = {"prompt": "ä<|im_end|>z", "max_tokens": 8, "logprobs": 0, "echo": echo, "temperature": 0}
+        [choice] = (await engine.complete(**body))["choices"]
+        stream = await engine.stream("/v1/completions", body)
+    prompt = [0, 0, 1, 11] if echo else []
+    own = [0, 1, 1, 2, 2, 2, 2, 3]
+    assert choice["text"] == ("ä<|im_end|>z" if echo else "") + "dé🐎x"
+    expected = prompt + [(12 if echo else 0) + place for place in own]
+    assert choice["logprobs"]["text_offset"] == expected
+    chunks = [c["logprobs"] for chunk in stream.chunks for c in chunk["choices"] if c["logprobs"]]
+    assert [place for chunk in chunks for place in chunk["text_offset"]] == expected
+    assert stream.text() == choice["text"]
+
+
 async def test_streamed_logprobs_belong_to_the_tokens_of_their_chunk(engine: Running) -> None:
     whole = await engine.complete(prompt="abc", max_tokens=9, logprobs=1, stop=["zzz"])
     body = {"prompt": "abc", "max_tokens": 9, "logprobs": 1, "temperature": 0, "stop": ["zzz"]}

@@ -75,6 +75,15 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     (COMPLETION | {"response_format": {"type": "json_object"}}, "response_format", "unsupported_field"),
     (COMPLETION | {"guided_regex": "a+"}, "guided_regex", "unsupported_field"),
     (COMPLETION | {"guided_surprise": 1}, "guided_surprise", "unsupported_field"),
+    *[
+        (COMPLETION | {name: "x"}, name, "unsupported_field")
+        for name in ("regex", "ebnf", "grammar", "json_schema", "structural_tag", "stop_regex", "lora_path")
+    ],
+    (COMPLETION | {"logits_processors": ["x"]}, "logits_processors", "unsupported_field"),
+    (COMPLETION | {"functions": [{"name": "f"}]}, "functions", "unsupported_field"),
+    (COMPLETION | {"function_call": "auto"}, "function_call", "unsupported_field"),
+    (COMPLETION | {"modalities": ["text", "audio"]}, "modalities", "unsupported_field"),
+    (COMPLETION | {"audio": {"voice": "alloy"}}, "audio", "unsupported_field"),
     (COMPLETION | {"model": "other"}, "model", "model_not_found"),
 ]
 
@@ -391,3 +400,14 @@ async def test_detokenize_takes_a_bounded_list(engine: Running) -> None:
     status, answer = await engine.post("/detokenize", {"tokens": [65] * (limit + 1)})
     assert (status, answer["error"]["param"]) == (400, "tokens")
     assert (await engine.post("/detokenize", {"tokens": [65] * limit}))[1] == {"prompt": "A" * limit}
+
+
+async def test_fields_that_ask_for_nothing_are_taken_and_old_function_calls_in_messages_are_not(
+    engine: Running,
+) -> None:
+    nothing = {"functions": [], "function_call": "none", "modalities": ["text"], "regex": None}
+    status, _ = await engine.post("/v1/chat/completions", CHAT | nothing)
+    assert status == 200
+    called = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
+    status, answer = await engine.post("/v1/chat/completions", {"messages": [*CHAT["messages"], called]})
+    assert (status, answer["error"]["param"]) == (400, "messages[1].function_call")

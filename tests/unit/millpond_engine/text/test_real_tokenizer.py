@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
 
 from millpond_engine.text.detokenizer import Detokenizer
 from millpond_engine.text.load import load_tokenizer
@@ -28,6 +29,7 @@ TEXTS = [
     "\u2028\u0085\x00\x7f",
     "x" * 300,
 ]
+NUMERALS = " ¼ of ²³ ٣٤ Ⅷ"
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +55,16 @@ def directory(smollm2_gguf: Path) -> Path:
 def oracle(directory: Path) -> Any:
     import transformers
 
-    return transformers.AutoTokenizer.from_pretrained(directory)
+    made = transformers.AutoTokenizer.from_pretrained(directory)
+    # The conversion drops what the file's `smollm` stands for, and so joins a space with the first byte of "¼".
+    made.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), made.backend_tokenizer.pre_tokenizer]
+    )
+    return made
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("text", [*TEXTS, NUMERALS])
 def test_ids_and_text_equal_transformers(tokenizer: Tokenizer, oracle: Any, text: str) -> None:
     ids = tokenizer.encode(text, add_special_tokens=True)
     assert ids == oracle.encode(text)
@@ -111,7 +118,7 @@ def test_the_chat_template_equals_transformers(tokenizer: Tokenizer, oracle: Any
 @pytest.mark.model
 def test_facts_of_the_model(tokenizer: Tokenizer) -> None:
     assert tokenizer.facts.vocabulary_size == 49152
-    assert set(tokenizer.facts.eos_token_ids) == {0, 2}
+    assert tokenizer.facts.eos_token_ids == (2,)  # id 0 ends documents, which the chat template never writes
 
 
 @pytest.mark.model

@@ -13,9 +13,10 @@ import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from millpond_engine.server.logprobs import TextOffsets
 from millpond_engine.text.detokenizer import Detokenizer
 from millpond_engine.text.load import load_tokenizer
-from millpond_engine.text.sentencepiece import SPACE
+from millpond_engine.text.sentencepiece import SPACE, make_sentencepiece
 from millpond_engine.text.tokenizer import Tokenizer, TokenizerError, decode
 
 SPECIALS = ["<unk>", "<s>", "</s>"]
@@ -175,3 +176,38 @@ def test_files_that_cannot_be_served_say_why(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(TokenizerError, match="t5"):
         load_tokenizer(str(tmp_path / "t5.gguf"))
+
+
+def test_a_directory_in_the_layout_of_llama_2_takes_the_space_away_that_it_put_in_front(
+    tmp_path: Path,
+) -> None:
+    tokens, scores, _ = train()
+    made = make_sentencepiece(tokens, scores, unknown="<unk>", add_space=True)
+    made.add_special_tokens(
+        [tokenizers.AddedToken(text, special=True, normalized=False) for text in SPECIALS]
+    )
+    made.save(str(tmp_path / "tokenizer.json"))
+    for kind in ("strip", "metaspace"):
+        if kind == "metaspace":
+            made.decoder = tokenizers.decoders.Metaspace(replacement=SPACE, prepend_scheme="first")
+            made.save(str(tmp_path / "tokenizer.json"))
+        loaded = load_tokenizer(str(tmp_path))
+        assert loaded.facts.adds_space
+        for text in ("the pool", "a", "two  spaces", ""):
+            ids = loaded.encode(text, add_special_tokens=False)
+            assert decode(loaded, ids, skip_special_tokens=False) == text == made.decode(ids)
+    made.decoder = tokenizers.decoders.Metaspace(replacement=SPACE, prepend_scheme="never")
+    made.save(str(tmp_path / "tokenizer.json"))
+    assert not load_tokenizer(str(tmp_path)).facts.adds_space
+
+
+def test_offsets_of_an_echoed_prompt_leave_out_what_tokenizing_put_in_front(tokenizer: Tokenizer) -> None:
+    text = "the pool drains"
+    ids = tokenizer.encode(text, add_special_tokens=True)
+    offsets = TextOffsets(tokenizer, skip_special_tokens=True)
+    places = offsets.take_prompt(ids, text)
+    assert places[:2] == [0, 0]
+    pieces = [text[a:b] for a, b in pairwise([*places[1:], len(text)])]
+    spelled = [tokenizer.token_bytes(i).decode() for i in ids[1:]]
+    assert pieces == [spelled[0][1:], *spelled[1:]]
+    assert offsets.take([ids[1], 2, ids[1]]) == [len(text)] + [len(text) + len(spelled[0])] * 2
