@@ -62,7 +62,7 @@ def test_what_the_live_object_holds_is_no_difference(wanted: Any, live: Any) -> 
         (
             {"tolerations": [{"key": "gpu", "effect": "NoSchedule"}, {"key": "gpu", "effect": "NoExecute"}]},
             {"tolerations": [{"key": "gpu", "effect": "NoSchedule"}, {"key": "gpu", "effect": "NoSchedule"}]},
-            ".tolerations[1]",
+            ".tolerations[1].effect",
         ),
         ({"rules": [{"from": [1]}]}, {"rules": [{"from": [1]}, {"from": [0]}]}, ".rules"),
         ({"rules": [{"from": [1]}]}, {"rules": [{"from": [2]}]}, ".rules[0].from[0]"),
