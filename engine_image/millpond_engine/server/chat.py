@@ -117,7 +117,9 @@ class ChatRenderer:
         )
         self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
         self._states = [
-            _State(ToolCallParser(prefix=plan.forced_prefix) if plan.parse else None)
+            _State(
+                ToolCallParser(prefix=plan.forced_prefix, max_calls=plan.max_calls) if plan.parse else None
+            )
             for _ in range(call.num_choices)
         ]
 

@@ -36,6 +36,8 @@ class ToolPlan:
     """Look for calls in the answer."""
     forced_prefix: str = ""
     """Text of a call that the prompt begins, so that the model can only go on with it."""
+    max_calls: int | None = None
+    """Most calls of one choice; absent: any number."""
 
 
 def plan_tools(body: ChatBody, context: ServerContext) -> ToolPlan:
@@ -57,13 +59,14 @@ def plan_tools(body: ChatBody, context: ServerContext) -> ToolPlan:
     if not tools:
         raise bad_value("tool_choice", "needs tools")
     taught = toolcalls.is_taught_by(_get_template(body.chat_template, context))
+    most = 1 if body.parallel_tool_calls is False else None
     if choice == "auto":
-        return ToolPlan(tools, parse=taught)
+        return ToolPlan(tools, parse=taught, max_calls=most)
     if not taught:
         raise unsupported(
             "tool_choice", "this model's chat template teaches no tool-call form; use auto or none"
         )
-    return ToolPlan(tools, parse=True, forced_prefix=_make_prefix(tools, choice))
+    return ToolPlan(tools, parse=True, forced_prefix=_make_prefix(tools, choice), max_calls=most)
 
 
 def _make_prefix(tools: tuple[Tool, ...], choice: str | NamedTool) -> str:
@@ -164,13 +167,13 @@ def _make_content(message: Message, param: str) -> str:
 
 
 def _make_call(call: ToolCall, param: str) -> dict[str, Any]:
-    arguments = call.function.arguments
+    arguments = call.function.arguments or {}
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError) as error:
-            raise bad_value(f"{param}.function.arguments", "must be a JSON text") from error
-    function = {"name": call.function.name, "arguments": arguments or {}}
+        found = toolcalls.load_object(arguments) if arguments.strip() not in {"", "null"} else {}
+        if found is None:
+            raise bad_value(f"{param}.function.arguments", "must be the JSON text of an object")
+        arguments = found
+    function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 from dataclasses import dataclass
+from typing import Any, NoReturn
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
@@ -36,9 +37,11 @@ def is_taught_by(template: str | None) -> bool:
 class ToolCallParser:
     """Splits text that comes in pieces into text and calls; holds back only what may still be a call."""
 
-    def __init__(self, *, prefix: str = "") -> None:
+    def __init__(self, *, prefix: str = "", max_calls: int | None = None) -> None:
         self._buffer = prefix
         """`prefix` is what the prompt already began of a call (forced tool choice)."""
+        self._max_calls = max_calls
+        """Calls beyond it are left out, as `parallel_tool_calls: false` asks."""
         self._inside = False
         self._num_calls = 0
         self._space = ""
@@ -66,7 +69,10 @@ class ToolCallParser:
             return events
         self._inside = False
         call = self._parse(buffer)
-        return [call] if call else [self._space + OPEN + buffer]
+        return self._admit(call) if call else [self._space + OPEN + buffer]
+
+    def _admit(self, call: CallFound) -> list[Event]:
+        return [call] if self._max_calls is None or call.index < self._max_calls else []
 
     def _step(self, events: list[Event]) -> bool:
         """Take one text or call off the buffer; False when more input is needed."""
@@ -79,7 +85,7 @@ class ToolCallParser:
             call = self._parse(raw)
             if call:
                 self._space = ""
-                events.append(call)
+                events.extend(self._admit(call))
             else:
                 self._release(events, OPEN + raw + CLOSE)
             return True
@@ -104,17 +110,40 @@ class ToolCallParser:
             events.append(text)
 
     def _parse(self, raw: str) -> CallFound | None:
-        try:
-            value = json.loads(raw)
-        except (ValueError, RecursionError):
+        """The call that `raw` spells. Its arguments are an object, or a text that spells one: what a client gets
+        it sends back in its next request, where a template takes nothing else.
+        """
+        value = load_object(raw)
+        if value is None or not isinstance(value.get("name"), str) or not _is_text(value["name"]):
             return None
-        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        given = value.get("arguments", value.get("parameters", {}))
+        arguments = load_object(given) if isinstance(given, str) else given
+        if not isinstance(arguments, dict):
             return None
-        arguments = value.get("arguments", value.get("parameters", {}))
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        text = given if isinstance(given, str) else json.dumps(arguments, ensure_ascii=False)
+        if not _is_text(text):
+            text = json.dumps(arguments)
         found = CallFound(self._num_calls, f"call_{secrets.token_hex(12)}", value["name"], text)
         self._num_calls += 1
         return found
+
+
+def load_object(text: str) -> dict[str, Any] | None:
+    """The JSON object that `text` spells, None when it spells none; JSON has no NaN and no infinity."""
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _is_text(text: str) -> bool:
+    """It has no half characters, which JSON can spell and UTF-8 cannot."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _count_partial(text: str) -> int:

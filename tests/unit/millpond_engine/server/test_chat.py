@@ -116,6 +116,44 @@ async def test_eng_063_a_streamed_tool_call_finishes_as_tool_calls() -> None:
         assert stream.done
 
 
+async def test_one_call_at_most_where_the_client_wants_no_parallel_ones() -> None:
+    async with run_engine(Setup(text=f"{CALL_TEXT}\n{CALL_TEXT}")) as engine:
+        for most, number in ((None, 2), (True, 2), (False, 1)):
+            body = {"messages": USER, "tools": TOOLS, "parallel_tool_calls": most}
+            answer = await engine.chat(tools=TOOLS, parallel_tool_calls=most, max_tokens=200)
+            stream = await engine.stream("/v1/chat/completions", body)
+            assert len(answer["choices"][0]["message"]["tool_calls"]) == number
+            indices = {d["tool_calls"][0]["index"] for d in deltas(stream) if "tool_calls" in d}
+            assert indices == set(range(number))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        ('{"city": "Brno"}', 200),
+        ({"city": "Brno"}, 200),
+        ("", 200),
+        ("null", 200),
+        (None, 200),
+        ('{"city": ', 400),
+        ('"Brno"', 400),
+        ("[1]", 400),
+        ('{"x": NaN}', 400),
+        ("[" * 100_000, 400),
+        ('{"half": "\\ud83d"}', 200),
+    ],
+)
+async def test_arguments_in_the_history_are_an_object_or_a_400(
+    engine: Running, arguments: object, status: int
+) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
+    history = [*USER, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "x"}]
+    got, answer = await engine.post("/v1/chat/completions", {"messages": history, "max_tokens": 1})
+    assert got == status, answer
+    if status == 400:
+        assert answer["error"]["param"] == "messages[1].tool_calls.function.arguments"
+
+
 async def test_tool_choice_none_leaves_text_alone() -> None:
     async with run_engine(Setup(text=CALL_TEXT)) as engine:
         answer = await engine.chat(tools=TOOLS, tool_choice="none")

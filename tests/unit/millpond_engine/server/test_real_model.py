@@ -92,7 +92,7 @@ async def test_eng_050_051_053_prompt_logprobs_are_whole_cold_warm_and_together(
 async def test_a_row_that_fails_alone_says_why(real: Running) -> None:
     body = {"prompt": "Once", "allowed_token_ids": [2], "min_tokens": 1, "max_tokens": 3}
     status, answer = await real.post("/v1/completions", body)
-    assert status == 500
+    assert status == 400
     assert "exclude them all" in answer["error"]["message"]
 
 

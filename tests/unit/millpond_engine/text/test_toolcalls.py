@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,3 +53,27 @@ def test_a_forced_call_goes_on_from_the_prompt() -> None:
     prefix = '<tool_call>\n{"name": "f", "arguments": '
     _, calls = parse(['{"x": 1}}\n', "</tool_call>"], prefix=prefix)
     assert (calls[0].name, calls[0].arguments) == ("f", '{"x": 1}')
+
+
+@pytest.mark.parametrize("arguments", ['"Paris"', "[1]", "3", '"[1]"', '"{"', "null", '{"x": NaN}', "true"])
+def test_what_could_not_be_sent_back_as_arguments_is_no_call(arguments: str) -> None:
+    raw = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
+    assert parse([raw]) == (raw, [])
+
+
+def test_arguments_may_be_the_text_of_an_object() -> None:
+    _, [call] = parse(['<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}</tool_call>'])
+    assert call.arguments == '{"x": 1}'
+
+
+def test_half_characters_in_arguments_stay_escaped_so_that_the_answer_can_be_sent() -> None:
+    _, [call] = parse(['<tool_call>{"name": "f", "arguments": {"x": "\\ud83d"}}</tool_call>'])
+    assert call.arguments.encode() == b'{"x": "\\ud83d"}'
+    raw = '<tool_call>{"name": "\\ud83d", "arguments": {}}</tool_call>'
+    assert parse([raw]) == (raw, [])
+
+
+def test_calls_beyond_the_most_are_left_out() -> None:
+    parser = ToolCallParser(max_calls=1)
+    events = [*parser.push(f"a{CALL}\n{CALL}{CALL}"), *parser.flush()]
+    assert [event if isinstance(event, str) else event.index for event in events] == ["a", 0]
