@@ -17,6 +17,7 @@ from demo.cluster import Cluster
 from demo.errors import DemoError
 from demo.steps import ROOT, TOOLS, run, say
 from images.build import IMAGES, build
+from images.errors import ImageError
 
 RELEASE = "millpond"
 QUICKSTART = ROOT / "examples/01-quickstart.yaml"
@@ -138,10 +139,17 @@ class Site:
 
 
 def push_images(cluster: Cluster) -> dict[str, str]:
-    """Build what changed, push it, and return image name -> name on the node."""
+    """Build what changed, push it, and return image name -> name on the node.
+
+    Raises:
+        DemoError: an image cannot be built or pushed.
+    """
     names: dict[str, str] = {}
     for name, image in IMAGES.items():
-        local = build(image)
+        try:
+            local = build(image)
+        except ImageError as error:
+            raise DemoError(f"the {name} image: {error}") from error
         if cluster.host_address is not None:
             output = run(
                 [sys.executable, "-m", "devcluster", "push", local], what=f"pushing the {name} image"

@@ -154,7 +154,7 @@ def _wait_for_program(layout: Layout, holder: Process, pid: int, program: Path) 
 
     def runs() -> bool:
         try:
-            return Path(f"/proc/{pid}/exe").readlink() == program.resolve()
+            return Path(f"/proc/{pid}/exe").samefile(program)
         except OSError:
             return False
 
