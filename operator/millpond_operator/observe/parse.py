@@ -101,12 +101,14 @@ def parse_child(kind: Kind, obj: Obj, *, created: bool = False) -> Child:
     """Read ownership and content of an object under a name the operator uses."""
     metadata = obj["metadata"]
     owners = metadata.get("ownerReferences") or ()
+    controller = next((owner for owner in owners if owner.get("controller")), None)
     return Child(
         kind=kind,
         name=metadata["name"],
         uid=metadata["uid"],
         labels=metadata.get("labels") or {},
-        controller_uid=next((o["uid"] for o in owners if o.get("controller")), None),
+        controller_uid=controller["uid"] if controller is not None else None,
+        controller=f"{controller.get('kind')}/{controller.get('name')}" if controller is not None else "",
         owner_uids=frozenset(o["uid"] for o in owners),
         digest=(metadata.get("annotations") or {}).get(labels.APPLIED_DIGEST, ""),
         body=obj,

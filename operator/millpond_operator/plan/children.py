@@ -25,6 +25,8 @@ class ChildrenPlan:
     deletes: tuple[Delete, ...]
     foreign: tuple[str, ...]
     """As "Deployment smollm2-…, controlled by …"."""
+    leftovers: tuple[str, ...] = ()
+    """Names still held by what an earlier pool of this name left to the garbage collector."""
 
 
 def plan_children(snapshot: PoolSnapshot, settings: PlanSettings) -> ChildrenPlan:
@@ -35,15 +37,17 @@ def plan_children(snapshot: PoolSnapshot, settings: PlanSettings) -> ChildrenPla
         for m, s in wanted
     ]
     gateway = _make_gateway(snapshot, settings)
-    applies, foreign = [], []
+    applies, foreign, leftovers = [], [], []
     for manifest, stage in [*wanted, *((m, STAGE_REST) for m in gateway)]:
         live = snapshot.find_child(manifest.kind, manifest.name)
-        if live is not None and not is_ours(live, snapshot):
+        if live is not None and is_leftover(live, snapshot):
+            leftovers.append(describe_leftover(live))
+        elif live is not None and not is_ours(live, snapshot):
             foreign.append(describe_foreign(live))
         elif live is None or (has_drifted(manifest, live) and not _is_immutable(live)):
             applies.append(make_apply(manifest, stage, live))
     deletes = [*_drop_unwanted(snapshot, [m for m, _ in wanted]), *_drop_gateway(snapshot)]
-    return ChildrenPlan(tuple(applies), tuple(deletes), tuple(foreign))
+    return ChildrenPlan(tuple(applies), tuple(deletes), tuple(foreign), tuple(leftovers))
 
 
 def make_apply(manifest: Manifest, stage: int, live: Child | None) -> Apply:
@@ -61,6 +65,18 @@ def is_ours(live: Child, snapshot: PoolSnapshot) -> bool:
         return live.controller_uid == snapshot.pool.metadata.uid
     is_gateway = live.name == labels.GATEWAY_NAME and live.labels.get(labels.MANAGED_BY) == labels.MANAGER
     return is_gateway and bool(live.digest)
+
+
+def is_leftover(live: Child, snapshot: PoolSnapshot) -> bool:
+    """Whether an earlier pool of this name controls the object, so that the garbage collector is about to remove it."""
+    metadata = snapshot.pool.metadata
+    same_name = live.controller == f"{labels.KIND}/{metadata.name}"
+    return same_name and live.controller_uid != metadata.uid
+
+
+def describe_leftover(live: Child) -> str:
+    """What holds a name for a moment longer."""
+    return f"{live.kind.name} {live.name}"
 
 
 def describe_foreign(live: Child) -> str:

@@ -87,6 +87,11 @@ class Facts:
         """Names taken by objects of others."""
         return self.children.foreign + tuple(name for role in self.roles for name in role.foreign)
 
+    @property
+    def leftovers(self) -> tuple[str, ...]:
+        """Names still held by objects of an earlier pool of this name."""
+        return self.children.leftovers + tuple(name for role in self.roles for name in role.leftovers)
+
 
 def describe_asked(role: RolePlan, needs: Mapping[str, ClaimNeed]) -> str:
     """What one replica asks for, as in "nvidia.com/gpu 1, memory 4Gi" or "devices of class gpu.example.com 2"."""

@@ -71,6 +71,14 @@ def _check_foreign(facts: Facts) -> tuple[ConditionReason, str] | None:
     )
 
 
+def _check_leftovers(facts: Facts) -> tuple[ConditionReason, str] | None:
+    """Somebody deleted the pool and made it again: its old objects leave by themselves within seconds."""
+    if not facts.leftovers:
+        return None
+    named = ", ".join(facts.leftovers[:MAX_NAMED]) + _more(len(facts.leftovers))
+    return ConditionReason.CREATING, f"waiting until what an earlier pool of this name left is gone: {named}"
+
+
 def _check_secrets(facts: Facts) -> tuple[ConditionReason, str] | None:
     missing = facts.snapshot.missing_secrets
     if not missing:
@@ -207,6 +215,7 @@ CHECKS: tuple[Check, ...] = (
     _check_deleting,
     _check_supported,
     _check_foreign,
+    _check_leftovers,
     _check_secrets,
     _check_claims,
     _check_fit,

@@ -114,6 +114,8 @@ class Child:
     """Digest of the manifest that was applied last; empty on objects of others."""
     body: Mapping[str, Any]
     deleting: bool
+    controller: str = ""
+    """Kind and name of its controller, as "InferencePool/chat"."""
     created: bool = False
     """Whether the operator's fields are noted as those of a create: an apply without one of them would not remove it."""
 

@@ -22,13 +22,13 @@ from millpond_operator.desired.workload import (
 )
 from millpond_operator.plan.actions import STAGE_FIRST, STAGE_WORKLOADS, Action, Apply, Delete, EventNote
 from millpond_operator.plan.answering import list_answering
-from millpond_operator.plan.children import describe_foreign, is_ours
+from millpond_operator.plan.children import describe_foreign, describe_leftover, is_leftover, is_ours
 from millpond_operator.plan.drift import has_drifted
 from millpond_operator.plan.gate import Rejection, Trial, judge_trial
 from millpond_operator.plan.rollout import RoleCounts, RoleInput, plan_counts
 from millpond_operator.plan.scale import ReplicaDecision
 from millpond_operator.plan.settings import PlanSettings
-from millpond_operator.plan.snapshot import Pod, PoolSnapshot, Workload
+from millpond_operator.plan.snapshot import Child, Pod, PoolSnapshot, Workload
 from millpond_operator.plan.victims import choose_victims, mark_victims
 
 
@@ -45,6 +45,9 @@ class RolePlan:
     actions: tuple[Action, ...]
     events: tuple[EventNote, ...]
     foreign: tuple[str, ...]
+    """Names taken by objects of others."""
+    leftovers: tuple[str, ...]
+    """Names still held by objects of an earlier pool of this name."""
     record: RevisionRecord
     rejection: Rejection | None = None
     """Why the revision the spec asks for is not the one above."""
@@ -99,8 +102,8 @@ def plan_role(
         counts = hold_back(counts, wanted, workloads, desired)
     record = find_record(snapshot, role, revision, settings)
     writes = _Writes(snapshot, workloads, pods, counts, record, decision.cached_values)
-    actions, events, foreign = writes.list_all()
-    if trial.verdict is not None and not foreign:
+    actions, events = writes.list_all()
+    if trial.verdict is not None and not writes.blocked:
         actions = (_reject(snapshot, record, trial.verdict), *actions)
     return RolePlan(
         role,
@@ -111,7 +114,8 @@ def plan_role(
         answering,
         actions,
         events,
-        foreign,
+        writes.list_foreign(),
+        writes.list_leftovers(),
         record,
         rejection=trial.rejection,
         wanted_revision=wanted,
@@ -177,24 +181,36 @@ class _Writes:
     record: RevisionRecord
     cached_values: Mapping[str, float]
 
-    def list_all(self) -> tuple[tuple[Action, ...], tuple[EventNote, ...], tuple[str, ...]]:
-        """Actions in the order they are safe in, events, and names taken by others."""
+    @property
+    def blocked(self) -> bool:
+        """Whether somebody else has a name that the role needs."""
+        return bool(self.list_foreign() or self.list_leftovers())
+
+    def list_all(self) -> tuple[tuple[Action, ...], tuple[EventNote, ...]]:
+        """Actions in the order they are safe in, and events; none while a name is taken."""
         owner = make_owner(self.snapshot.pool)
         record = make_record_manifest(owner, self.record)
-        foreign = self._find_foreign()
-        if foreign:
-            return (), (), foreign
+        if self.blocked:
+            return (), ()
         actions: list[Action] = []
         if self.snapshot.find_child(CONFIG_MAP, record.name) is None:
             actions.append(Apply(record, STAGE_FIRST, uid=None))
         actions += self._mark()
         actions += self._apply_counts()
         actions += self._drop_finished()
-        return tuple(actions), tuple(self._list_events()), ()
+        return tuple(actions), tuple(self._list_events())
 
-    def _find_foreign(self) -> tuple[str, ...]:
+    def list_foreign(self) -> tuple[str, ...]:
+        """Names taken by objects of others."""
+        return tuple(describe_foreign(c) for c in self._list_taken() if not is_leftover(c, self.snapshot))
+
+    def list_leftovers(self) -> tuple[str, ...]:
+        """Names held by objects of an earlier pool of this name."""
+        return tuple(describe_leftover(c) for c in self._list_taken() if is_leftover(c, self.snapshot))
+
+    def _list_taken(self) -> list[Child]:
         found = (self.snapshot.find_child(kind, self.record.name) for kind in (CONFIG_MAP, DEPLOYMENT))
-        return tuple(describe_foreign(c) for c in found if c is not None and not is_ours(c, self.snapshot))
+        return [child for child in found if child is not None and not is_ours(child, self.snapshot)]
 
     def _mark(self) -> list[Action]:
         marks: list[Action] = []

@@ -454,3 +454,23 @@ def test_a_replica_on_a_lost_node_holds_no_rollout_for_ever(overdue_seconds: flo
     assert (applied[name]["spec"]["replicas"] if name in applied else 0) == count
     assert decided.status is not None
     assert [entry.replica for entry in decided.status.draining] == [left.name], "it is still shown"
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "ConfigMap", "Service", "ServiceAccount"])
+def test_what_an_earlier_pool_of_the_name_left_is_waited_for_and_accuses_nobody(kind: str) -> None:
+    """Deleted and made again at once: the garbage collector is still at work on the objects of the first."""
+    pool = make_pool(replicas=1)
+    first = plan(make_snapshot(pool), SETTINGS, NOW)
+    apply = next(a for a in first.actions if isinstance(a, Apply) and a.manifest.kind.name == kind)
+    owner = {"kind": labels.KIND, "name": "smol", "uid": "an earlier uid", "controller": True}
+    left = make_child(apply, ownerReferences=[owner])
+    decided = plan(make_snapshot(pool, children=(left,)), SETTINGS, NOW)
+    assert f"{kind}/{left.name}" not in list_applied(decided)
+    status, reason, message = get_reasons(decided)["Ready"]
+    assert (status, reason) == ("False", "Creating")
+    assert f"{kind} {left.name}" in message
+    assert not [note for note in decided.events if note.warning]
+    assert decided.recheck_seconds == SETTINGS.moving_recheck_seconds
+    other = make_child(apply, ownerReferences=[{**owner, "name": "another"}])
+    accused = plan(make_snapshot(pool, children=(other,)), SETTINGS, NOW)
+    assert get_reasons(accused)["Ready"][1] == "ChildNotOurs", "another pool's is another's"
