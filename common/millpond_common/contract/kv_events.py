@@ -1,8 +1,11 @@
 """Wire form of KV-cache events: what the engine publishes, and how replay and snapshot are asked for.
 
 Frames of a live message (PUB): topic, sequence (8 bytes, big-endian), payload. The payload is msgpack of
-`[seconds, events, rank]`; an event is a map with its tag under `type` (the array form, tag first, exists for
-old consumers). Block hashes are the routing keys of `blockkey`, which `hash_scheme` says.
+`[seconds, events, rank]`; an event is a map with its tag under `type`. Block hashes are the routing keys of `blockkey`,
+which `hash_scheme` says; prompts stay in the engine: whoever reaches the port learns neither tokens nor salts.
+
+The array form, tag first, exists for consumers of vLLM's events that hash for themselves. It carries the tokens of
+every prompt and answer in the cache, as vLLM's does.
 
 Replay (ROUTER): ask `["", sequence]`, answered by one message `["", topic, sequence, payload]` per retained
 batch from that sequence on, and an end marker with sequence 2**64 - 1 and an empty payload.
@@ -123,7 +126,7 @@ def _make_map(event: KvEvent, stamp: EventStamp) -> dict[str, Any]:
         "type": "BlockStored",
         "block_hashes": list(event.keys),
         "parent_block_hash": event.parent,
-        "token_ids": list(event.tokens),
+        "token_ids": [],
         "block_size": event.block_tokens,
         "medium": DEVICE_MEDIUM,
         "hash_scheme": SCHEME_VERSION,
@@ -131,11 +134,6 @@ def _make_map(event: KvEvent, stamp: EventStamp) -> dict[str, Any]:
     }
     if event.adapter:
         made["lora_name"] = event.adapter
-    if event.namespace:
-        made["tenant"] = event.namespace
-    extras = _make_extras(event)
-    if extras is not None:
-        made["extra_keys"] = extras
     return made
 
 

@@ -49,7 +49,11 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
         "--kv-replay-port", type=PORT, default=default_ports.ENGINE_KV_REPLAY, help="replay and snapshot"
     )
     parser.add_argument(
-        "--kv-events", choices=("map", "array", "off"), default="map", help="form of KV events (default: map)"
+        "--kv-events",
+        choices=("map", "array", "off"),
+        default="map",
+        help="form of KV events: map names blocks by their keys alone; array is vLLM's, with the tokens of all that is"
+        " cached, for networks that keep everybody else out (default: map)",
     )
     parser.add_argument(
         "--tokenizer", metavar="PATH", help="tokenizer file or directory, or `bytes` (default: the model's)"
