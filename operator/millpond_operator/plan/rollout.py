@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from millpond_common.contract.reasons import ConditionReason
+from millpond_operator.plan.quota import is_quota_full
 from millpond_operator.plan.snapshot import Pod, Workload
 
 Mode = Literal["Surge", "Replace"]
@@ -103,6 +104,10 @@ def choose_mode(state: RoleInput) -> tuple[Mode, ConditionReason, str]:
     if stuck is not None:
         text = f"pod {stuck.name} finds no room, so old replicas leave first: {stuck.unschedulable_message}"
         return "Replace", ConditionReason.WAITING_FOR_CAPACITY, text
+    refused = next((w for w in state.workloads if w.revision == state.revision and _is_refused(w, new)), None)
+    if refused is not None:
+        text = f"the namespace's quota is full, so old replicas leave first: {refused.failure_message}"
+        return "Replace", ConditionReason.WAITING_FOR_CAPACITY, text
     surging = len(state.pods) > state.desired and any(pod.uid not in state.answering for pod in new)
     if state.fitting == 0 and not surging:
         text = "no node has room for one more replica, so one old replica leaves before its successor starts"
@@ -114,6 +119,11 @@ def _is_stuck(state: RoleInput, pod: Pod) -> bool:
     """Without room for longer than it may take to bring a node up."""
     waited = state.now - pod.created_at > state.patience_seconds
     return waited and not pod.scheduled and bool(pod.unschedulable_message)
+
+
+def _is_refused(workload: Workload, pods: list[Pod]) -> bool:
+    """Whether a replica is wanted that no pod object could be made for until another has left."""
+    return len(pods) < workload.wanted and is_quota_full(workload.failure_message)
 
 
 def _grow_new(state: RoleInput, old: list[Workload], mode: Mode) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -61,6 +62,36 @@ def test_op_018_auto_turns_to_replace_when_the_surge_pod_finds_no_room() -> None
     )
     assert (counts.mode, counts.by_revision["old"]) == ("Replace", 0)
     assert "new-0" in counts.message
+
+
+QUOTA = (
+    'pods "new-0" is forbidden: exceeded quota: team, requested: {asked},pods=1,'
+    " used: requests.nvidia.com/gpu=2,pods=2, limited: requests.nvidia.com/gpu=2,pods=9"
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "count"),
+    [
+        (QUOTA.format(asked="requests.nvidia.com/gpu=2"), 0),
+        (QUOTA.format(asked="requests.nvidia.com/gpu=4"), 1),  # which the quota never allows
+        ('pods "new-0" is forbidden: violates PodSecurity "restricted:latest"', 1),
+        ('pods "new-0" is forbidden: failed quota: team: must specify requests.memory', 1),
+        ("", 1),
+    ],
+)
+def test_op_018_auto_turns_to_replace_where_a_quota_has_no_room_and_for_no_other_refusal(
+    message: str, count: int
+) -> None:
+    """No pod exists that could be stuck, and the nodes have room: a surge would wait for ever."""
+    new = dataclasses.replace(make_workload("new", 1), failure_message=message)
+    state = make_input(
+        desired=1, workloads=[make_workload("old", 1), new], pods=make_pods("old", 1), fitting=9
+    )
+    counts = plan_counts(state)
+    assert counts.by_revision["old"] == count
+    assert (counts.reason == ConditionReason.WAITING_FOR_CAPACITY) == (count == 0)
+    assert ("quota" in counts.message) == (count == 0)
 
 
 def test_a_surge_pod_may_wait_for_a_node_that_is_on_its_way() -> None:
