@@ -14,8 +14,7 @@ PREFIX = 'pods "chat-6a3f344ce0-58544b7b55-rjv2s" is forbidden: '
     [
         ("exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2", True),
         (
-            "exceeded quota: q, requested: limits.cpu=1,limits.memory=1Gi, used: limits.cpu=2, limited: "
-            + "limits.cpu=2500m,limits.memory=2Gi",
+            "exceeded quota: q, requested: cpu=1,memory=1Gi, used: cpu=2,memory=2Gi, limited: cpu=2500m,memory=2Gi",
             True,
         ),
         ("exceeded quota: q, requested: limits.cpu=1, used: limits.cpu=0, limited: limits.cpu=500m", False),
