@@ -1,7 +1,8 @@
 """CPU per request and per chunk of Millpond's gateway, beside vllm-router and sglang-router in the same run.
 
 Trivial replicas, one load generator, everything on this machine. CPU is what /proc says the router's processes
-used between start and end of a load. The peers live in an environment of their own that this command makes.
+used between start and end of a load. The peers live in an environment of their own that this command makes. The
+gateway runs in the form that its image ships, compiled first where it is not; `--interpreted` measures the other.
 
     python -m benchmarks.gateway_cost --json results.json
 """
@@ -32,6 +33,8 @@ GOAL_PEER, FLOOR_PEER = "sglang-router", "vllm-router"
 _OWN = "millpond-gateway"
 _MAX_LONG_CORES = 0.05
 """Cores per request/s with prompts of 100k tokens."""
+_COMPILE = Path(__file__).resolve().parents[1] / "gateway" / "compile.py"
+_COMPILED = _COMPILE.parents[1] / "build" / "gateway-compiled"
 _TICKS = os.sysconf("SC_CLK_TCK")
 _NUM_REPLICAS = 4
 _LOAD_SECONDS = 300
@@ -64,9 +67,9 @@ class Router:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def make_routers(peers: Path | None) -> list[Router]:
+def make_routers(peers: Path | None, compiled: Path | None) -> list[Router]:
     """Millpond and the peers."""
-    routers = [Router("millpond-gateway", make_millpond_command)]
+    routers = [Router("millpond-gateway", partial(make_millpond_command, compiled=compiled))]
     if peers is not None:
         for name, module in {
             "vllm-router": "vllm_router.launch_router",
@@ -77,13 +80,17 @@ def make_routers(peers: Path | None) -> list[Router]:
     return routers
 
 
-def make_millpond_command(port: int, replicas: list[int]) -> list[str]:
+def compile_gateway() -> Path:
+    """The compiled gateway, made now unless it is current; goes first on PYTHONPATH."""
+    subprocess.run([sys.executable, str(_COMPILE), str(_COMPILED)], check=True, stdout=subprocess.DEVNULL)
+    return _COMPILED
+
+
+def make_millpond_command(port: int, replicas: list[int], *, compiled: Path | None = None) -> list[str]:
     """The gateway with its defaults; the access log is on, and goes nowhere."""
     static = ",".join(f"http://127.0.0.1:{replica}" for replica in replicas)
     return [
-        sys.executable,
-        "-m",
-        "millpond_gateway",
+        *_start_gateway(compiled),
         "--host",
         "127.0.0.1",
         "--port",
@@ -93,6 +100,17 @@ def make_millpond_command(port: int, replicas: list[int]) -> list[str]:
         "--static",
         f"m={static}",
     ]
+
+
+def _start_gateway(compiled: Path | None) -> list[str]:
+    path = [f"PYTHONPATH={compiled}"] if compiled is not None else []
+    return ["env", *path, sys.executable, "-m", "millpond_gateway"]
+
+
+def ask_version(compiled: Path | None) -> str:
+    """Version and form of the gateway that is measured, by its own word."""
+    command = [*_start_gateway(compiled), "--version"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def make_peer_command(python: str, module: str, port: int, replicas: list[int]) -> list[str]:
@@ -338,7 +356,10 @@ def main() -> None:
     parser.add_argument(
         "--peers", type=Path, default=Path("build/bench-peers"), help="environment of the peers"
     )
+    parser.add_argument("--interpreted", action="store_true", help="measure the gateway uncompiled")
     arguments = parser.parse_args()
+    compiled = None if arguments.interpreted else compile_gateway()
+    print(ask_version(compiled))
     wanted = arguments.only or ["direct", "millpond-gateway", "vllm-router", "sglang-router"]
     peers = make_peers(arguments.peers) if any("router" in name for name in wanted) else None
     how: dict[str, Any] = {"rounds": arguments.rounds, "scale": arguments.scale, "part": arguments.loads}
@@ -348,7 +369,7 @@ def main() -> None:
         wait_until_routing(ports[-1])
         if "direct" in wanted:
             figures += run_system(None, ports, replicas.pid, **how)
-        for router in make_routers(peers):
+        for router in make_routers(peers, compiled):
             if router.name in wanted:
                 figures += run_system(router, ports, replicas.pid, **how)
     show(figures)

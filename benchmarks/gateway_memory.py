@@ -17,6 +17,8 @@ from typing import Self
 
 from benchmarks.figures import Figure, write_figures
 from benchmarks.gateway_cost import (
+    ask_version,
+    compile_gateway,
     find_port,
     make_millpond_command,
     read_memory_mebibytes,
@@ -68,7 +70,9 @@ class Sampler:
             self.peak = max(self.peak, read_memory_mebibytes(self._pid))
 
 
-def measure(num_streams: int, chunks: int, gap_milliseconds: int) -> MemoryFigures:
+def measure(
+    num_streams: int, chunks: int, gap_milliseconds: int, compiled: Path | None = None
+) -> MemoryFigures:
     """Run the streams once through a fresh gateway."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(
@@ -78,7 +82,7 @@ def measure(num_streams: int, chunks: int, gap_milliseconds: int) -> MemoryFigur
     port = find_port()
     with (
         run_process([sys.executable, "-m", "benchmarks.gateway_replica", *map(str, ports)]),
-        run_process(make_millpond_command(port, ports)) as gateway,
+        run_process(make_millpond_command(port, ports, compiled=compiled)) as gateway,
     ):
         wait_until_routing(port)
         send(Load(port, 32, 500))
@@ -120,9 +124,12 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=20)
     parser.add_argument("--gap", type=int, default=500, help="milliseconds between chunks")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--interpreted", action="store_true", help="measure the gateway uncompiled")
     arguments = parser.parse_args()
+    compiled = None if arguments.interpreted else compile_gateway()
+    print(ask_version(compiled))
     try:
-        figures = measure(arguments.streams, arguments.chunks, arguments.gap)
+        figures = measure(arguments.streams, arguments.chunks, arguments.gap, compiled)
     except subprocess.TimeoutExpired as error:
         raise SystemExit("the streams did not end in time: give fewer, or a longer --gap") from error
     print(

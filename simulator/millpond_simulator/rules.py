@@ -11,8 +11,9 @@ from enum import StrEnum
 
 import msgspec
 
-from millpond_gateway.routing.records import Choice, Policy, RequestView, Score
+from millpond_gateway.routing.records import Choice, Policy, RequestView
 from millpond_gateway.routing.router import Router
+from millpond_gateway.routing.score import Score
 from millpond_gateway.routing.splitmix import SplitMix
 
 

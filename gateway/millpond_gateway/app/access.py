@@ -6,18 +6,16 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
-import msgspec
-
+from millpond_gateway.app.line import Line, encode_line
 from millpond_gateway.app.metrics import Metrics
 from millpond_gateway.proxy.dispatch import Record
 
-_MAX_LINES = 20_000
-_FLUSH_SECONDS = 0.2
-_PIECE_BYTES = 4096
+_MAX_LINES: Final = 20_000
+_FLUSH_SECONDS: Final = 0.2
+_PIECE_BYTES: Final = 4096
 """What a pipe takes undivided (PIPE_BUF of Linux)."""
-_ENCODER = msgspec.json.Encoder()
 
 
 class AccessLog:
@@ -34,21 +32,21 @@ class AccessLog:
         self._clock = Clock()
         self._wake = threading.Event()
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="access-log", daemon=True)
-        self._thread.start()
+        self._writer = threading.Thread(target=self._run, name="access-log", daemon=True)
+        self._writer.start()
 
     def write(self, record: Record, pool: str) -> None:
         """Add one line."""
         if len(self._lines) >= _MAX_LINES:
             self._metrics.log_lines_dropped.inc()
             return
-        self._lines.append(_ENCODER.encode(make_line(record, pool, self._clock.format(time.time()))))
+        self._lines.append(encode_line(make_line(record, pool, self._clock.format(time.time()))))
 
     def close(self) -> None:
         """Write what is left."""
         self._stopping = True
         self._wake.set()
-        self._thread.join(timeout=2.0)
+        self._writer.join(timeout=2.0)
 
     def _run(self) -> None:
         while True:
@@ -74,34 +72,6 @@ def join_lines(lines: Iterable[bytes]) -> Iterator[bytes]:
         yield piece
 
 
-class Line(msgspec.Struct, omit_defaults=True, gc=False):
-    """One line; what is absent is left out."""
-
-    timestamp: str
-    request_id: str
-    method: str
-    path: str
-    pool: str
-    status: int
-    outcome: str
-    attempts: int
-    seconds: float
-    bytes_in: int
-    bytes_out: int
-    stream: bool
-    event: str
-    level: str
-    reason: str = ""
-    tenant: str = ""
-    traffic_class: str = ""
-    endpoint: str = ""
-    first_byte_seconds: float | None = None
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    output_tokens: int | None = None
-    estimated: bool = False
-
-
 def make_line(record: Record, pool: str, timestamp: str) -> Line:
     """One finished request as a line."""
     usage, first = record.usage, record.first_byte_seconds
@@ -112,7 +82,7 @@ def make_line(record: Record, pool: str, timestamp: str) -> Line:
         record.path,
         pool,
         record.status,
-        record.outcome.value,
+        record.outcome,
         record.attempts,
         round(record.seconds, 6),
         record.bytes_in,

@@ -22,6 +22,9 @@ from millpond_gateway.proxy.settings import RelaySettings
 _LIMITS = RelaySettings(max_head_bytes=8192, max_body_bytes=65_536)
 _MAX_CONNECTIONS = 256
 _IDLE_SECONDS = 120.0
+"""Keep-alive after an answer."""
+_REQUEST_SECONDS = 10.0
+"""From a connection, or the first byte of a further request, to the end of that request."""
 STATE_PATH = b"/v1/worker"
 _METHODS = {
     b"/health": b"GET",
@@ -66,7 +69,8 @@ class AdminServer:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="admin", daemon=True)
         self._serving = threading.Event()
-        self.connections: set[_AdminConnection] = set()
+        self.connections: dict[_AdminConnection, None] = {}
+        """Open ones, the one that waited longest for a request first."""
         self.tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -78,6 +82,14 @@ class AdminServer:
         """Stop serving."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=2.0)
+
+    def make_room(self) -> None:
+        """Keep within the bound: whoever has waited longest without a request goes, never a probe that just came."""
+        if len(self.connections) > _MAX_CONNECTIONS:
+            waiting = (connection for connection in self.connections if not connection.busy)
+            connection = next(waiting, next(reversed(self.connections)))
+            self.connections.pop(connection)
+            connection.abort()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -104,31 +116,48 @@ class _AdminConnection(asyncio.Protocol):
         self._reader = RequestReader(_LIMITS)
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self.busy = False
+        """A request is being answered."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
-        self._transport = transport
-        self._server.connections.add(self)
-        if len(self._server.connections) > _MAX_CONNECTIONS:
-            transport.abort()
-            return
-        self._timer = self._loop.call_later(_IDLE_SECONDS, transport.abort)
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
+        self._server.connections[self] = None
+        self._wait(_REQUEST_SECONDS)
+        self._server.make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._server.connections.discard(self)
+        self._server.connections.pop(self, None)
+        self._stop_waiting()
+
+    def abort(self) -> None:
+        """Cut the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _wait(self, seconds: float) -> None:
+        """Give the client this long for its next request."""
+        self._stop_waiting()
+        self._timer = self._loop.call_later(seconds, self.abort)
+
+    def _stop_waiting(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
 
     def data_received(self, data: bytes) -> None:
         reader = self._reader
+        if not reader.started:
+            self._wait(_REQUEST_SECONDS)
         try:
             reader.feed(data)
         except BadRequestError as error:
             self._send_error(error.error)
             return
-        if not reader.complete or reader.head is None:
+        if self.busy or not reader.complete or reader.head is None:
             return
+        self.busy = True
+        self._stop_waiting()
         task = self._loop.create_task(self._answer(reader.head, reader.take_body()))
         self._server.tasks.add(task)
         task.add_done_callback(self._server.tasks.discard)
@@ -176,12 +205,21 @@ class _AdminConnection(asyncio.Protocol):
         transport.write(
             headers.make_answer(answer.status, answer.body, close=not keep, content_type=answer.content_type)
         )
-        if keep:
-            self._reader.restart()
-        else:
-            transport.close()
+        if not keep:
+            self._close(transport)
+            return
+        self.busy = False
+        self._reader.restart()
+        self._server.connections[self] = self._server.connections.pop(self, None)
+        self._wait(_IDLE_SECONDS)
 
     def _send_error(self, error: ApiError, *, allow: bytes = b"") -> None:
         if self._transport is not None:
             self._transport.write(headers.make_error_answer(error, close=True, allow=allow))
-            self._transport.close()
+            self._close(self._transport)
+
+    def _close(self, transport: asyncio.Transport) -> None:
+        """Close once the answer is out, or the client has had time to take it."""
+        self.busy = False
+        transport.close()
+        self._wait(_REQUEST_SECONDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 import msgspec
 import xxhash
@@ -23,7 +24,7 @@ from millpond_gateway.routing.router import Router
 from millpond_gateway.world.records import Replica, WorldSnapshot
 from millpond_gateway.world.view import World
 
-_ANONYMOUS = Caller()
+_ANONYMOUS: Final = Caller()
 
 
 class Fleet:
@@ -115,10 +116,10 @@ class Fleet:
 
     def identify(self, head: RequestHead, now: float) -> Caller | ApiError:
         """Who calls, by API key; a readiness probe by the secret of this process."""
-        pin = head.find(headers.PIN)
+        pin = head.index.get(headers.PIN)
         if pin is not None and self._pin_prefix and pin.startswith(self._pin_prefix):
             return Caller(pin=pin[len(self._pin_prefix) :].decode("latin-1"))
-        tenant = self.keys.identify(head.find(b"authorization"))
+        tenant = self.keys.identify(head.index.get(b"authorization"))
         if isinstance(tenant, ApiError):
             return tenant
         return Caller(tenant) if tenant else _ANONYMOUS

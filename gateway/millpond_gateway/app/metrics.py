@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
@@ -15,12 +16,12 @@ from millpond_gateway.proxy.dispatch import Record
 from millpond_gateway.routing.index import IndexTotals
 from millpond_gateway.world.records import PoolPricing
 
-PREFIX = "millpond_gateway_"
-OTHER = "other"
+PREFIX: Final = "millpond_gateway_"
+OTHER: Final = "other"
 """Label value for what would add a series past the bound."""
-_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
-_MAX_SERIES = 4096
-_LABELS = ("pool", "traffic_class", "tenant")
+_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+_MAX_SERIES: Final = 4096
+_LABELS: Final = ("pool", "traffic_class", "tenant")
 
 
 class Metrics:
@@ -29,9 +30,6 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._refusals = self._make_counter("refusals", "Requests the gateway answered itself.", "reason")
-        self._keys = self._make_counter(
-            "prompt_keys", "Prompts by what their keys came from; Text is the fallback.", "pool", "kind"
-        )
         self.log_lines_dropped = self._make_counter(
             "log_lines_dropped", "Access log lines dropped because the reader was too slow."
         )
@@ -54,7 +52,6 @@ class Metrics:
         )
         self.index_tokens = IndexMetrics()
         self.registry.register(self.index_tokens)
-        self._key_children: dict[tuple[str, str], Counter] = {}
         self._requests = RequestMetrics()
         self.registry.register(self._requests)
 
@@ -74,10 +71,7 @@ class Metrics:
 
     def observe_keys(self, pool: str, kind: str) -> None:
         """Count what a prompt's keys came from."""
-        child = self._key_children.get((pool, kind))
-        if child is None:
-            child = self._key_children[pool, kind] = self._keys.labels(pool, kind)
-        child.inc()
+        self._requests.observe_keys(pool, kind)
 
     def render(self) -> bytes:
         """Prometheus text."""
@@ -141,11 +135,16 @@ class RequestMetrics(Collector):
 
     def __init__(self) -> None:
         self._series: dict[tuple[str, str, str], _Series] = {}
+        self._keys: dict[tuple[str, str], int] = {}
+
+    def observe_keys(self, pool: str, kind: str) -> None:
+        """Count one prompt."""
+        self._keys[pool, kind] = self._keys.get((pool, kind), 0) + 1
 
     def observe(self, record: Record, pool: str, pricing: PoolPricing | None = None) -> None:
         """Count one request."""
         series = self._find(pool, record.traffic_class, record.tenant)
-        key = (record.outcome.value, record.status)
+        key = (record.outcome, record.status)
         series.outcomes[key] = series.outcomes.get(key, 0) + 1
         series.seconds.observe(record.seconds)
         if record.first_byte_seconds is not None:
@@ -189,7 +188,7 @@ class RequestMetrics(Collector):
         )
         for labels, series in everything:
             for (outcome, status), count in list(series.outcomes.items()):
-                requests.add_metric((*labels, outcome, str(status)), count)
+                requests.add_metric((*labels, str(outcome), str(status)), count)
             seconds.add_metric(labels, series.seconds.list_buckets(), series.seconds.total)
             first.add_metric(labels, series.first_byte.list_buckets(), series.first_byte.total)
         yield from (requests, seconds, first)
@@ -214,6 +213,14 @@ class RequestMetrics(Collector):
             for result, count in list(series.hedges.items()):
                 hedges.add_metric((*labels, result), count)
         yield hedges
+        keys = CounterMetricFamily(
+            PREFIX + "prompt_keys",
+            "Prompts by what their keys came from; Text is the fallback.",
+            labels=("pool", "kind"),
+        )
+        for (pool, kind), count in list(self._keys.items()):
+            keys.add_metric((pool, str(kind)), count)
+        yield keys
 
 
 class IndexMetrics(Collector):
@@ -242,7 +249,7 @@ class IndexMetrics(Collector):
         yield family
 
 
-_TOTALS = {
+_TOTALS: Final = {
     "retries": "Attempts after the first.",
     "prompt_tokens": "Prompt tokens counted by engines, estimated for streams they did not finish.",
     "cached_tokens": "Prompt tokens found in caches, counted by engines.",

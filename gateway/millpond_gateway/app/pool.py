@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import msgspec
 
@@ -49,9 +50,10 @@ from millpond_gateway.routing.records import (
     Usage,
 )
 from millpond_gateway.routing.router import Router
+from millpond_gateway.routing.score import Score
 from millpond_gateway.world.records import PoolView as PoolSpec
 
-_NO_OUTLIERS = OutlierVerdict(frozenset(), frozenset(), frozenset(), capped=False)
+_NO_OUTLIERS: Final = OutlierVerdict(frozenset(), frozenset(), frozenset(), capped=False)
 
 
 class Waiting:
@@ -144,7 +146,7 @@ class PoolState:
         choice = self.router.choose(request, now, excluded=excluded)
         if tried or call.caller.pin:
             return self._bind(request, choice, tried, now)
-        self._count_keys(request.prompt.kind.value)
+        self._count_keys(request.prompt.kind)
         self.hedges.budget.note_request()
         self.demand.arrive(choice.score.uncached_tokens if choice.score else request.prompt.num_tokens, now)
         self._prompt_tokens[call.id] = request.prompt.num_tokens
@@ -171,7 +173,7 @@ class PoolState:
             request.traffic_class,
             self._find_class(request.traffic_class).ttft_seconds,
             reserved_at=now,
-            predicted_seconds=choice.predicted_wait_seconds,
+            predicted_seconds=choice.score.wait_seconds if choice.score is not None else 0.0,
             cached_tokens=reservation.cached_tokens,
             prompt_tokens=request.prompt.num_tokens,
             decision=decision,
@@ -329,7 +331,8 @@ class PoolState:
     @property
     def num_held(self) -> int:
         """Requests held by all gateways."""
-        return len(self.queue) + sum(num_held for num_held, _ in self._peer_holds.values())
+        own = len(self.queue)
+        return own + sum(held for held, _ in self._peer_holds.values()) if self._peer_holds else own
 
     def judge(self, now: float) -> None:
         """Eject failing replicas, within the cap."""
@@ -342,20 +345,28 @@ class PoolState:
     # Views.
 
     def _view(self, choice: Choice, request: RequestView, now: float) -> PoolView:
-        best = min(choice.scores, key=lambda score: score.queue_seconds, default=None)
-        endpoints = self.router.endpoints
+        best: Score | None = None
+        tokens_per_second = 0.0
+        for score in choice.scores:
+            tokens_per_second += score.tokens_per_second
+            if best is None or score.queue_seconds < best.queue_seconds:
+                best = score
         return PoolView(
-            num_endpoints=len(endpoints),
+            num_endpoints=self.router.num_endpoints,
             num_routable=len(choice.scores),
             queue_seconds=best.queue_seconds if best is not None else None,
             own_seconds=best.uncached_tokens / best.tokens_per_second if best is not None else 0.0,
-            tokens_per_second=sum(score.tokens_per_second for score in choice.scores),
+            tokens_per_second=tokens_per_second,
             starting=self.spec.cold_start_hold_seconds > 0 or self.spec.may_be_zero,
             start_seconds_left=self._find_start_left(now) if not choice.scores else None,
             num_held=self.num_held,
-            held_tokens=self.queue.num_tokens + sum(tokens for _, tokens in self._peer_holds.values()),
+            held_tokens=self._count_held_tokens(),
             gated=self.queue.is_gated(self._find_class(request.traffic_class)),
         )
+
+    def _count_held_tokens(self) -> int:
+        own = self.queue.num_tokens
+        return own + sum(tokens for _, tokens in self._peer_holds.values()) if self._peer_holds else own
 
     def _find_start_left(self, now: float) -> float | None:
         """Rest of the measured start, counted from the first request that found no replica."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from millpond_gateway.routing.records import Usage
 from millpond_gateway.world.records import PoolPricing
 
-_MILLION = 1_000_000
+_MILLION: Final = 1_000_000
 
 
 def compute_cost(usage: Usage, pricing: PoolPricing) -> float:

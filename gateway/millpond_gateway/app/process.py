@@ -23,6 +23,7 @@ from millpond_gateway.app.fleet import Fleet
 from millpond_gateway.app.form import find_form
 from millpond_gateway.app.memory import Trimmer
 from millpond_gateway.app.metrics import Metrics
+from millpond_gateway.app.observer import RequestObserver
 from millpond_gateway.app.options import Options
 from millpond_gateway.app.peers import PeerMesh
 from millpond_gateway.app.plan import WorkerPlan
@@ -30,11 +31,9 @@ from millpond_gateway.app.poll import StatePoller
 from millpond_gateway.app.probe import probe
 from millpond_gateway.app.publish import Publisher
 from millpond_gateway.app.sockets import find_local_host, listen, listen_locally, warn_about_descriptors
-from millpond_gateway.app.traces import RequestTrace, Tracing
+from millpond_gateway.app.traces import Tracing
 from millpond_gateway.app.vitals import Vitals
 from millpond_gateway.proxy.client import ClientConnection
-from millpond_gateway.proxy.dispatch import Outcome, Record
-from millpond_gateway.proxy.records import RequestHead
 from millpond_gateway.proxy.relay import Relay
 from millpond_gateway.routing.records import Policy
 from millpond_gateway.routing.shared import SharedDecisions
@@ -79,7 +78,8 @@ class GatewayProcess:
         self._access = AccessLog(sys.stdout.buffer, self._metrics) if options.access_log else None
         self._stop = asyncio.Event()
         self.mesh = self._make_mesh(options)
-        self.relay = Relay(options.relay, self.fleet, self)
+        observer = RequestObserver(self.fleet, self._metrics, self._access, tracing)
+        self.relay = Relay(options.relay, self.fleet, observer)
         self._poller = StatePoller(self.world, self.relay.connections, interval_seconds=options.poll_seconds)
         self._publisher = Publisher(
             self.fleet,
@@ -324,25 +324,6 @@ class GatewayProcess:
             address=(find_local_host(self._options.host).strip("[]"), self.port),
             secret=self._pin_secret,
         )
-
-    # Records.
-
-    def begin(self, head: RequestHead) -> RequestTrace | None:
-        """Open a request's span, where traces are made."""
-        return self._tracing.begin(head) if self._tracing is not None else None
-
-    def observe(self, record: Record) -> None:
-        """Count and log a finished request."""
-        pool = self.fleet.find_pool_name(record.model)
-        if record.outcome is Outcome.REFUSED:
-            self._metrics.observe_refusal(record.reason)
-        if record.model:
-            state = self.fleet.pools.get(pool)
-            self._metrics.observe(record, pool, state.spec.pricing if state is not None else None)
-        if self._access is not None:
-            self._access.write(record, pool)
-        if self._tracing is not None and record.trace is not None:
-            self._tracing.end(record.trace, record, pool)
 
     def make_metrics_text(self) -> str:
         """Prometheus text of everything counted so far."""

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from millpond_common.contract.blockkey import KeyScope
-from millpond_gateway.proxy.body import ParsedBody
+from millpond_gateway.proxy.records import ParsedBody
 from millpond_gateway.routing.keys import make_text_keys, make_token_keys
 from millpond_gateway.routing.records import PromptKeys
 
@@ -20,12 +20,12 @@ _IDS: Final = msgspec.json.Decoder(list[int])
 _DIGITS: Final = b"0123456789"
 
 
-def make_prompt_keys(body: ParsedBody, scope: KeyScope, bytes_per_token: float) -> PromptKeys:
-    """Keys and token count of a prompt."""
+def make_prompt_keys(body: ParsedBody, scope: KeyScope, root: int, bytes_per_token: float) -> PromptKeys:
+    """Keys and token count of a prompt; `root` is the scope's."""
     prompt = body.prompt
     if prompt.startswith(b"[") and prompt[1:16].lstrip()[:1] in _DIGITS:
         try:
             return make_token_keys(scope, _IDS.decode(prompt))
         except (msgspec.MsgspecError, OverflowError):
             pass  # not token ids after all; the engine will say what is wrong with them
-    return make_text_keys(scope, prompt, template=body.template, bytes_per_token=bytes_per_token)
+    return make_text_keys(scope, prompt, template=body.template, bytes_per_token=bytes_per_token, root=root)

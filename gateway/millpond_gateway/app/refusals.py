@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from millpond_common.contract.openai import ApiError, ErrorCode
 from millpond_gateway.flow.records import FlowReason, Verdict
 from millpond_gateway.proxy import headers
@@ -24,7 +26,7 @@ def make_refusal(spec: PoolSpec, verdict: Verdict) -> ApiError:
     )
 
 
-_EXPLANATIONS = {
+_EXPLANATIONS: Final = {
     FlowReason.TENANT_CONCURRENCY: "the tenant has as many requests open as it may",
     FlowReason.TENANT_TOKENS: "the tenant's tokens of this minute are used up",
     FlowReason.TOKENS_NEVER_FIT: "the request asks for more tokens than the tenant may ever use at once",

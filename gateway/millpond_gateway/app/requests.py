@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 import xxhash
 
@@ -13,8 +15,8 @@ from millpond_gateway.routing.keys import TokenEstimator
 from millpond_gateway.routing.records import EndpointView, PromptKeys, RequestView
 from millpond_gateway.world.records import PoolView as PoolSpec
 
-_DEFAULT_OUTPUT_TOKENS = 256
-_MAX_SCOPES = 4096
+_DEFAULT_OUTPUT_TOKENS: Final = 256
+_MAX_SCOPES: Final = 4096
 
 
 class RequestMaker:
@@ -22,7 +24,7 @@ class RequestMaker:
 
     def __init__(self, spec: PoolSpec) -> None:
         self._estimator = TokenEstimator()
-        self._scopes: dict[tuple[str, str], KeyScope] = {}
+        self._scopes: dict[tuple[str, str], tuple[KeyScope, int]] = {}
         self._block_tokens = spec.block_tokens
         self._capacity: int | None = None
         """Tokens of the largest request that some ready replica takes; None while unknown."""
@@ -52,13 +54,13 @@ class RequestMaker:
     def make(self, call: Call, adapter: str) -> RequestView:
         """The request as routing sees it."""
         body, tenant = call.body, call.caller.tenant
-        scope = self._find_scope(adapter, make_namespace(tenant, body.cache_salt))
+        scope, root = self._find_scope(adapter, make_namespace(tenant, body.cache_salt))
         limit = body.max_output_tokens
         expected = _DEFAULT_OUTPUT_TOKENS if limit is None else min(limit, _DEFAULT_OUTPUT_TOKENS)
         known = body.service_tier in self._classes
         return RequestView(
             request_id=call.id,
-            prompt=self._fit(make_prompt_keys(body, scope, self._estimator.bytes_per_token)),
+            prompt=self._fit(make_prompt_keys(body, scope, root, self._estimator.bytes_per_token)),
             max_output_tokens=limit,
             expected_output_tokens=expected * body.num_choices,
             traffic_class=body.service_tier if known else self._spec.default_class,
@@ -67,9 +69,10 @@ class RequestMaker:
             adapter=adapter,
         )
 
-    def _find_scope(self, adapter: str, namespace: str) -> KeyScope:
-        scope = self._scopes.get((adapter, namespace))
-        if scope is None:
+    def _find_scope(self, adapter: str, namespace: str) -> tuple[KeyScope, int]:
+        """A scope and its root."""
+        found = self._scopes.get((adapter, namespace))
+        if found is None:
             if len(self._scopes) >= _MAX_SCOPES:
                 self._scopes.clear()  # salts are the clients' to choose
             scope = KeyScope(
@@ -78,8 +81,8 @@ class RequestMaker:
                 adapter=adapter,
                 namespace=namespace,
             )
-            self._scopes[adapter, namespace] = scope
-        return scope
+            found = self._scopes[adapter, namespace] = (scope, scope.compute_root())
+        return found
 
     def _fit(self, prompt: PromptKeys) -> PromptKeys:
         """A prompt that seems too long for every replica goes to the largest, which knows and says so exactly."""

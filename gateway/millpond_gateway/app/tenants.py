@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from millpond_common.contract.openai import ApiError, ErrorCode
 from millpond_gateway.world.records import PoolView
 
-_BEARER = b"bearer "
+_BEARER: Final = b"bearer "
 
 
 class KeyRing:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from millpond_gateway.flow.records import Action, ClassPolicy, FlowReason, FlowSettings, PoolView, Verdict
 
-MAX_RETRY_SECONDS = 120
+MAX_RETRY_SECONDS: Final = 120
 """The OpenAI SDK does not wait longer."""
-EMPTY_RETRY_SECONDS = 5
+EMPTY_RETRY_SECONDS: Final = 5
 """Where nothing measured says when there will be a replica."""
-MAX_START_RETRY_SECONDS = 3600
+MAX_START_RETRY_SECONDS: Final = 3600
 """A start is not shortened for a client's sake: a promise that comes too early is none."""
-_MIN_WAIT_SHARE = 0.25
+_MIN_WAIT_SHARE: Final = 0.25
 """A prompt so long that it misses the target on an idle replica may still queue this share of the target."""
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from millpond_gateway.flow.records import Action, FlowReason, TenantPolicy, Verdict
 
-_ADMIT = Verdict(Action.ADMIT, FlowReason.CAPACITY)
-_MAX_TENANTS = 65536
-_MAX_RETRY_SECONDS = 120
+_ADMIT: Final = Verdict(Action.ADMIT, FlowReason.CAPACITY)
+_MAX_TENANTS: Final = 65536
+_MAX_RETRY_SECONDS: Final = 120
 
 
 class _Account:

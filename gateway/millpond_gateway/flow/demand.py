@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from typing import Final
 
 from millpond_gateway.flow.records import DemandView
 
-_WINDOW = 60
-_SHORT_WINDOW = 15
-_MAX_CLASSES = 32
-_BUCKET_RATIO = 1.1
+_WINDOW: Final = 60
+_SHORT_WINDOW: Final = 15
+_MAX_CLASSES: Final = 32
+_BUCKET_RATIO: Final = 1.1
 """Time buckets grow by a tenth: a percentile is at most that much too high."""
-_BUCKET_FLOOR = 0.001
-_NUM_BUCKETS = 150
+_BUCKET_FLOOR: Final = 0.001
+_NUM_BUCKETS: Final = 150
 
 
 class _Ring:

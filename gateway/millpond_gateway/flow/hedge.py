@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from enum import StrEnum
+from typing import Final
 
 from millpond_gateway.flow.records import HedgeView
 
-_MIN_PREDICTION_SECONDS = 0.05
+_MIN_PREDICTION_SECONDS: Final = 0.05
 """Below it a prediction says no more than that the first token comes at once."""
-_RENEW_AFTER = 32
+_RENEW_AFTER: Final = 32
 
 
 class HedgeReason(StrEnum):

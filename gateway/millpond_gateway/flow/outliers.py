@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import Final
 
 from millpond_gateway.flow.records import OutlierSettings, OutlierVerdict
 
@@ -32,8 +33,8 @@ def classify_status(status: int, *, retry_after: bool) -> Evidence:
     return Evidence.CLIENT_ERROR if status >= 400 else Evidence.SUCCESS
 
 
-_MAX_EVENTS = 256
-_HALF_OPEN_CLIENTS = 2
+_MAX_EVENTS: Final = 256
+_HALF_OPEN_CLIENTS: Final = 2
 
 
 class _Replica:

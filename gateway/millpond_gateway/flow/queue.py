@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from millpond_gateway.flow.records import (
     ClassPolicy,
@@ -18,8 +19,8 @@ from millpond_gateway.flow.records import (
     TenantPolicy,
 )
 
-_STARVED_EVERY = 4
-_DEFAULT_CLASS = ClassPolicy(name="")
+_STARVED_EVERY: Final = 4
+_DEFAULT_CLASS: Final = ClassPolicy(name="")
 
 
 class _Band:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from millpond_common.contract.gateway_report import RevisionReport
 from millpond_gateway.flow.outliers import Evidence
 
-_MAX_REVISIONS = 16
-_BUCKET_FLOOR_MILLISECONDS = 1.0
-_BUCKET_RATIO = 1.1
+_MAX_REVISIONS: Final = 16
+_BUCKET_FLOOR_MILLISECONDS: Final = 1.0
+_BUCKET_RATIO: Final = 1.1
 """Time buckets grow by a tenth: a percentile is at most that much too high."""
-_NUM_BUCKETS = 160
+_NUM_BUCKETS: Final = 160
 
 
 class _Trial:

@@ -10,63 +10,17 @@ from typing import Final
 import msgspec
 
 from millpond_common.contract.openai import ApiError, ErrorCode
+from millpond_gateway.proxy.fields import ABSENT, NULL, decode_fields
 from millpond_gateway.proxy.hidden import must_ask
+from millpond_gateway.proxy.records import ParsedBody
 
-_OPTIONAL_RAW: Final = msgspec.Raw(b"null")
-_ABSENT: Final = msgspec.Raw(b"")
-
-
-class _Body(msgspec.Struct, gc=False):
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: msgspec.Raw = _ABSENT
-    messages: msgspec.Raw = _OPTIONAL_RAW
-    prompt: msgspec.Raw = _OPTIONAL_RAW
-    tools: msgspec.Raw = _OPTIONAL_RAW
-    chat_template: msgspec.Raw = _OPTIONAL_RAW
-    chat_template_kwargs: msgspec.Raw = _OPTIONAL_RAW
-    max_tokens: float | int | None = None
-    max_completion_tokens: float | int | None = None
-    n: float | int | None = None
-    cache_salt: str | None = None
-    service_tier: str | None = None
-
-
-class ParsedBody(msgspec.Struct, frozen=True, gc=False):
-    """What the gateway knows about one request's body."""
-
-    model: str
-    """Empty when the body names none."""
-    stream: bool
-    prompt: bytes
-    """Raw JSON of `messages` or `prompt`: the text behind the fallback key."""
-    template: bytes
-    """Raw JSON of what else shapes the prompt: tools, template and its arguments."""
-    max_output_tokens: int | None
-    num_choices: int
-    cache_salt: str
-    service_tier: str
-    num_bytes: int
-    hides_usage: bool = False
-    """A stream whose usage the client did not ask for."""
-    has_stream_options: bool = False
-    """The field is there, be it null."""
-    num_prompt_bytes: int = 0
-    """Of prompt and template, known after they are forgotten."""
-
-    def forget_prompt(self) -> ParsedBody:
-        """The same without prompt and template: an answer may take an hour, and nobody reads them any more."""
-        return msgspec.structs.replace(self, prompt=b"", template=b"")
-
-
-_DECODER: Final = msgspec.json.Decoder(_Body)
 _NULL: Final = b"null"
 
 
 def parse_body(body: bytes) -> ParsedBody | ApiError:
     """Read the fields, or say what is wrong with the body."""
     try:
-        read = _DECODER.decode(body)
+        read = decode_fields(body)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at ")
         param = path.strip("`").removeprefix("$").removeprefix(".") or None
@@ -79,8 +33,10 @@ def parse_body(body: bytes) -> ParsedBody | ApiError:
     prompt = bytes(read.messages)
     if prompt == _NULL:
         prompt = bytes(read.prompt)
-    template = _join(read.tools, read.chat_template, read.chat_template_kwargs)
-    has_options = read.stream_options is not _ABSENT
+    template = b""
+    if read.tools is not NULL or read.chat_template is not NULL or read.chat_template_kwargs is not NULL:
+        template = _join(read.tools, read.chat_template, read.chat_template_kwargs)
+    has_options = read.stream_options is not ABSENT
     return ParsedBody(
         model=read.model or "",
         stream=bool(read.stream),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from millpond_common.contract.openai import ApiError, ErrorCode
 from millpond_common.half_closed import has_left
@@ -16,10 +16,10 @@ from millpond_gateway.proxy.http1 import RequestReader
 if TYPE_CHECKING:
     from millpond_gateway.proxy.relay import Relay
 
-_LEAVING_IDLE_SECONDS = 1.0
+_LEAVING_IDLE_SECONDS: Final = 1.0
 """A leaving gateway keeps a connection this long after an answer that had promised to keep it: the next request may be on
 its way already."""
-_LINGER_SECONDS = 2.0
+_LINGER_SECONDS: Final = 2.0
 
 
 class ClientConnection:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import cast
+from typing import Final, cast
 
 from millpond_gateway.proxy.engine import EngineConnection
 from millpond_gateway.routing.records import EndpointView
 
-_MIN_IDLE_SECONDS = 0.05
+_MIN_IDLE_SECONDS: Final = 0.05
 
 
 def make_key(endpoint: EndpointView) -> str:

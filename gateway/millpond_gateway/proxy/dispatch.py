@@ -12,8 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from millpond_common.contract.openai import ApiError
-from millpond_gateway.proxy.body import ParsedBody
-from millpond_gateway.proxy.records import Header, RequestHead
+from millpond_gateway.proxy.records import Header, ParsedBody, RequestHead
 from millpond_gateway.routing.records import EndpointView, Usage
 
 

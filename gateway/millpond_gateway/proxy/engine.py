@@ -6,15 +6,15 @@ import asyncio
 import os
 import socket
 import sys
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 import httptools
 
 from millpond_gateway.proxy.errors import BadAnswerError
 from millpond_gateway.proxy.records import AnswerHead, Breakage, Header
 
-_MAX_ANSWER_HEAD_BYTES = 65_536
-_BYTES_ACKED_AT = 120
+_MAX_ANSWER_HEAD_BYTES: Final = 65_536
+_BYTES_ACKED_AT: Final = 120
 """Offset of `tcpi_bytes_acked` in Linux's `struct tcp_info`, 64-bit."""
 
 

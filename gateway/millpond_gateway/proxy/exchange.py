@@ -33,7 +33,7 @@ class Exchange(Attempts):
         now = self._relay.now()
         target = self._target
         assert target is not None
-        epoch = head.find(headers.EPOCH)
+        epoch = headers.find_header(head.headers, headers.EPOCH)
         if epoch is not None and epoch.decode("latin-1") != target.endpoint.epoch:
             self._relay.dispatcher.note_epoch(target, epoch.decode("latin-1"), now)
         self._last_byte_at = now

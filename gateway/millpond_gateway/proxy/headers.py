@@ -66,7 +66,7 @@ DROPPED_FROM_RESPONSE: Final = (
 )
 _SERVER: Final = b"server: millpond-gateway\r\n"
 _REASONS: Final = {status.value: status.phrase.encode() for status in HTTPStatus}
-_MAX_RETRY_SECONDS = 3600
+_MAX_RETRY_SECONDS: Final = 3600
 """A bound on mistakes; who sets the time bounds it by what it knows: waits by what clients sit out, starts by none."""
 
 
@@ -106,6 +106,14 @@ def make_engine_head(
         parts.append(b"%b: %b\r\n" % (name, value))
     parts.append(b"\r\n")
     return b"".join(parts)
+
+
+def find_header(fields: list[Header], name: bytes) -> bytes | None:
+    """First value of a header, by its name in lower case."""
+    for key, value in fields:
+        if key == name:
+            return value
+    return None
 
 
 def find_connection_options(fields: Iterable[Header]) -> tuple[bytes, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from millpond_gateway.proxy.dispatch import HEDGE_LOST, HEDGE_WON, Call, Ending, Outcome, Target
 from millpond_gateway.proxy.exchange import Exchange
@@ -15,7 +15,7 @@ from millpond_gateway.proxy.retry import Evidence
 if TYPE_CHECKING:
     from millpond_gateway.proxy.relay import Relay
 
-_ASK_SECONDS = 0.5
+_ASK_SECONDS: Final = 0.5
 """Between two questions about one attempt."""
 
 

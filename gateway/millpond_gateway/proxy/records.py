@@ -1,4 +1,6 @@
-"""What passes between the readers and the relay: heads of requests and answers, and how an answer breaks."""
+"""What passes between the readers and the relay: heads of requests and answers, what is known of a body,
+and how an answer breaks.
+"""
 
 from __future__ import annotations
 
@@ -54,3 +56,30 @@ class Breakage(msgspec.Struct, frozen=True):
     nothing_accepted: bool
     """The engine's host provably took no byte of the request."""
     bad_answer: bool = False
+
+
+class ParsedBody(msgspec.Struct, frozen=True, gc=False):
+    """What the gateway knows about one request's body."""
+
+    model: str
+    """Empty when the body names none."""
+    stream: bool
+    prompt: bytes
+    """Raw JSON of `messages` or `prompt`: the text behind the fallback key."""
+    template: bytes
+    """Raw JSON of what else shapes the prompt: tools, template and its arguments."""
+    max_output_tokens: int | None
+    num_choices: int
+    cache_salt: str
+    service_tier: str
+    num_bytes: int
+    hides_usage: bool = False
+    """A stream whose usage the client did not ask for."""
+    has_stream_options: bool = False
+    """The field is there, be it null."""
+    num_prompt_bytes: int = 0
+    """Of prompt and template, known after they are forgotten."""
+
+    def forget_prompt(self) -> ParsedBody:
+        """The same without prompt and template: an answer may take an hour, and nobody reads them any more."""
+        return msgspec.structs.replace(self, prompt=b"", template=b"")

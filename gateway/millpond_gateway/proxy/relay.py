@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from millpond_common.contract.openai import ApiError, ErrorCode
 from millpond_gateway.proxy import headers
-from millpond_gateway.proxy.body import ParsedBody, parse_body
+from millpond_gateway.proxy.body import parse_body
 from millpond_gateway.proxy.client import ClientConnection
 from millpond_gateway.proxy.connections import Connections
 from millpond_gateway.proxy.dispatch import Call, Caller, Dispatcher, Observer, Outcome, Record, Target
@@ -18,13 +18,14 @@ from millpond_gateway.proxy.exchange import Exchange
 from millpond_gateway.proxy.hedged import HedgedExchange
 from millpond_gateway.proxy.models import make_model_answer
 from millpond_gateway.proxy.proof import find_evidence, is_waiting
-from millpond_gateway.proxy.records import RequestHead
+from millpond_gateway.proxy.records import ParsedBody, RequestHead
 from millpond_gateway.proxy.reply import Reply
 from millpond_gateway.proxy.retry import Evidence
 from millpond_gateway.proxy.settings import RelaySettings
 
 MODELS: Final = b"/v1/models"
 FORWARDED: Final = frozenset({b"/v1/completions", b"/v1/chat/completions", b"/tokenize", b"/detokenize"})
+_JSON: Final = b"application/json"
 _NO_BODY: Final = ParsedBody("", False, b"", b"", None, 1, "", "", 0)
 
 
@@ -100,23 +101,18 @@ class Relay:
         """The client's request id, or a new one."""
         self._counter += 1
         made = f"{self._prefix}{self._counter:x}".encode()
-        return headers.choose_request_id(head.find(headers.REQUEST_ID) if head is not None else None, made)
+        offered = head.index.get(headers.REQUEST_ID) if head is not None else None
+        return headers.choose_request_id(offered, made) if offered else made
 
     # Requests.
 
     def check_head(self, head: RequestHead) -> Caller | ApiError:
         """Refuse before the body is read what can be refused by its head."""
-        if not self.allowed_methods(head):
-            path = head.path[:200].decode("latin-1")
-            return ApiError(
-                ErrorCode.NOT_FOUND,
-                f"there is no {path} here; see /v1/models, /v1/chat/completions, /v1/completions",
-            )
-        if head.method not in self.allowed_methods(head).split(b", "):
-            return ApiError(
-                ErrorCode.METHOD_NOT_ALLOWED,
-                f"{head.path.decode('latin-1')} does not take {head.method.decode('latin-1')}",
-            )
+        forwarded = head.path in FORWARDED
+        if not forwarded or head.method != b"POST":
+            unknown = self._find_unknown(head)
+            if unknown is not None:
+                return unknown
         if self.num_requests >= self.settings.max_requests:
             return ApiError(
                 ErrorCode.OVERLOADED, "the gateway has too many open requests", retry_after_seconds=1
@@ -124,11 +120,27 @@ class Relay:
         if len(self._clients) + self.connections.num_open >= self.max_sockets:
             message = "the gateway has no descriptor left for another connection"
             return ApiError(ErrorCode.OVERLOADED, message, retry_after_seconds=1)
-        if head.path in FORWARDED:
+        if forwarded:
             refusal = check_content(head)
             if refusal is not None:
                 return refusal
         return self.dispatcher.identify(head, self.now())
+
+    def _find_unknown(self, head: RequestHead) -> ApiError | None:
+        """Why a path or its method is not served."""
+        allowed = self.allowed_methods(head)
+        if not allowed:
+            path = head.path[:200].decode("latin-1")
+            return ApiError(
+                ErrorCode.NOT_FOUND,
+                f"there is no {path} here; see /v1/models, /v1/chat/completions, /v1/completions",
+            )
+        if head.method not in allowed.split(b", "):
+            return ApiError(
+                ErrorCode.METHOD_NOT_ALLOWED,
+                f"{head.path.decode('latin-1')} does not take {head.method.decode('latin-1')}",
+            )
+        return None
 
     def allowed_methods(self, head: RequestHead) -> bytes:
         """Methods of a path, as an `Allow` header; empty for an unknown path."""
@@ -151,7 +163,8 @@ class Relay:
         """Begin a complete request; None when it is answered already."""
         request_id = self.choose_request_id(head)
         close = not head.keep_alive or self.draining or pipelined
-        parsed = parse_body(body) if head.path in FORWARDED else _NO_BODY
+        forwarded = head.path in FORWARDED
+        parsed = parse_body(body) if forwarded else _NO_BODY
         reply = Reply(
             transport,
             request_id=request_id,
@@ -168,11 +181,11 @@ class Relay:
             path=head.path.decode("latin-1"),
             caller=caller,
             body=parsed if isinstance(parsed, ParsedBody) else _NO_BODY,
-            session=head.find(headers.SESSION),
+            session=head.index.get(headers.SESSION),
             arrived_at=self.now(),
-            trace=self._observer.begin(head) if head.path in FORWARDED else None,
+            trace=self._observer.begin(head) if forwarded else None,
         )
-        if head.path in FORWARDED and isinstance(parsed, ParsedBody):
+        if forwarded and isinstance(parsed, ParsedBody):
             self.num_requests += 1
             exchange = HedgedExchange(self, reply, head=head, call=call, body=body)
             self._owners[exchange] = (client, reply)
@@ -267,12 +280,12 @@ class Relay:
 
 def check_content(head: RequestHead) -> ApiError | None:
     """Refuse a body that is compressed or declared to be something else than JSON."""
-    encoding = head.find(b"content-encoding")
+    encoding = head.index.get(b"content-encoding")
     if encoding is not None and encoding.strip().lower() not in {b"identity", b""}:
         return ApiError(
             ErrorCode.UNSUPPORTED_MEDIA_TYPE, "compressed request bodies are not read: send plain JSON"
         )
-    media = (head.find(b"content-type") or b"").partition(b";")[0].strip().lower()
-    if media != b"application/json":
+    told = head.index.get(b"content-type", b"")
+    if told != _JSON and told.partition(b";")[0].strip().lower() != _JSON:
         return ApiError(ErrorCode.INVALID_VALUE, "the Content-Type must be application/json")
     return None

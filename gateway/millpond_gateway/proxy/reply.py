@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import Final
 
 from millpond_common.contract.openai import ApiError
 from millpond_gateway.proxy import headers
@@ -12,7 +13,7 @@ from millpond_gateway.proxy.records import AnswerHead, Header
 from millpond_gateway.proxy.sse import COMMENT, StreamTail
 from millpond_gateway.routing.records import Usage
 
-_STREAM_HEADERS: list[Header] = [
+_STREAM_HEADERS: Final[list[Header]] = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
 ]
@@ -103,7 +104,7 @@ class Reply:
 
     def begin(self, head: AnswerHead, debug: Iterable[Header] = ()) -> None:
         """Send the engine's head, with the framing this client understands."""
-        content_type = head.find(b"content-type") or b""
+        content_type = headers.find_header(head.headers, b"content-type") or b""
         self._is_stream = content_type.startswith(b"text/event-stream")
         bodyless = head.status in {204, 304}
         self._chunked = self._http_1_1 and head.content_length is None and not bodyless

@@ -7,33 +7,25 @@ from typing import Final
 
 import msgspec
 
+from millpond_gateway.proxy.fields import decode_usage
 from millpond_gateway.routing.records import Usage
 
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-
-
-_USAGE_OBJECT: Final = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
+_NAME: Final = b'"usage"'
+_OBJECT: Final = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
 """The object and the objects directly inside it."""
-
-
-_DECODER: Final = msgspec.json.Decoder(_Usage)
 
 
 def find_usage(data: bytes) -> Usage | None:
     """The last usage object inside `data`; quotes inside JSON strings are escaped, so text cannot pose as one."""
-    found = _USAGE_OBJECT.findall(data)
-    if not found:
+    at = data.rfind(_NAME)
+    found = None
+    while at >= 0 and found is None:
+        found = _OBJECT.match(data, at)
+        at = data.rfind(_NAME, 0, at)
+    if found is None:
         return None
     try:
-        read = _DECODER.decode(found[-1])
+        read = decode_usage(found[1])
     except msgspec.MsgspecError:
         return None
     details = read.prompt_tokens_details

@@ -11,14 +11,19 @@ everybody later, by λ; recomputing v makes a second copy that later requests us
 
 from __future__ import annotations
 
-from millpond_gateway.routing.index import Prediction
-from millpond_gateway.routing.records import EndpointView, Policy, ReplicaLoad, RequestView, Role, Score
+from typing import Final
+
+from millpond_gateway.routing.records import EndpointView, Policy, RequestView, Role
+from millpond_gateway.routing.score import Load, Prediction, Score
 from millpond_gateway.routing.settings import RoutingSettings
+
+_DECODE: Final = Role.DECODE
+_PREFILL: Final = Role.PREFILL
 
 
 def compute_score(
     endpoint: EndpointView,
-    load: ReplicaLoad,
+    load: Load,
     request: RequestView,
     settings: RoutingSettings,
     *,
@@ -52,17 +57,16 @@ def compute_score(
     affinity_seconds = settings.affinity_tokens / tokens_per_second if away_from_home else 0.0
     return Score(
         endpoint.uid,
-        queue_seconds + own_seconds + decode_seconds + affinity_seconds,
-        queue_seconds,
-        own_seconds,
-        decode_seconds,
-        affinity_seconds,
-        load.queued_tokens,
-        uncached,
-        cached,
-        tokens_per_second,
-        prediction.routed_tokens,
-        prediction.held_tokens,
+        queue_seconds=queue_seconds,
+        own_seconds=own_seconds,
+        decode_seconds=decode_seconds,
+        affinity_seconds=affinity_seconds,
+        queued_tokens=load.queued_tokens,
+        uncached_tokens=uncached,
+        cached_tokens=cached,
+        tokens_per_second=tokens_per_second,
+        routed_tokens=prediction.routed_tokens,
+        held_tokens=prediction.held_tokens,
     )
 
 
@@ -80,7 +84,7 @@ def compute_price(utilization: float, settings: RoutingSettings) -> float:
 
 def compute_uncached_tokens(request: RequestView, cached_tokens: int) -> int:
     """Prompt tokens a replica must compute: even a full hit computes the last one; a decode leg none."""
-    if request.role is Role.DECODE:
+    if request.role is _DECODE:
         return 0
     uncached = request.prompt.num_tokens - cached_tokens
     return uncached if uncached > 1 else 1
@@ -88,7 +92,7 @@ def compute_uncached_tokens(request: RequestView, cached_tokens: int) -> int:
 
 def compute_decode_pressure(
     endpoint: EndpointView,
-    load: ReplicaLoad,
+    load: Load,
     request: RequestView,
     settings: RoutingSettings,
     *,
@@ -99,12 +103,13 @@ def compute_decode_pressure(
     Each expected output token in flight costs a little. Blocks past the soft limit will be bought by preempting
     or waiting, and cost their recomputation times its price.
     """
-    price = 1.0 if request.role is Role.DECODE else settings.decode_price
+    price = 1.0 if request.role is _DECODE else settings.decode_price
     pressure = price * load.output_tokens
-    if endpoint.num_blocks is None:
+    num_blocks = endpoint.num_blocks
+    if num_blocks is None:
         return pressure
     needed = load.decoding_blocks + compute_kv_blocks(endpoint, request, uncached_tokens)
-    soft_limit = endpoint.num_blocks * settings.kv_soft_percent // 100
+    soft_limit = num_blocks * settings.kv_soft_percent // 100
     if needed > soft_limit:
         pressure += settings.price_of_recompute * (needed - soft_limit) * endpoint.block_tokens
     return pressure
@@ -112,9 +117,10 @@ def compute_decode_pressure(
 
 def compute_kv_blocks(endpoint: EndpointView, request: RequestView, uncached_tokens: int) -> int:
     """Blocks the request takes from the free ones: cached ones are there already, shared by whoever uses them."""
-    if request.role is Role.DECODE:
+    role = request.role
+    if role is _DECODE:
         tokens = request.prompt.num_tokens + request.expected_output_tokens
-    elif request.role is Role.PREFILL:
+    elif role is _PREFILL:
         tokens = uncached_tokens
     else:
         tokens = uncached_tokens + request.expected_output_tokens

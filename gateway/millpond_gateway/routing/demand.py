@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
-_TAU_SECONDS = 10.0
+_TAU_SECONDS: Final = 10.0
 
 
 class WorkRate:

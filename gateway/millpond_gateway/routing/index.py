@@ -11,37 +11,32 @@ only the routed layer and its audit; an engine that lost everything loses it in 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from millpond_gateway.routing.held import ReplicaBlocks
 from millpond_gateway.routing.records import EndpointView, KeyKind, PromptKeys, Reservation
 from millpond_gateway.routing.routed import RoutedIndex, RoutedMatch
+from millpond_gateway.routing.score import Prediction
 from millpond_gateway.routing.settings import RoutingSettings
 from millpond_gateway.routing.stream import EventStream
 
-_AUDIT_DECAY = 0.95
-_NO_ROUTED = RoutedMatch(0, 0)
+_AUDIT_DECAY: Final = 0.95
+_NO_ROUTED: Final = RoutedMatch(0, 0)
 
 
-class Prediction(NamedTuple):
-    """Expected cached prompt tokens on one replica, blended and by layer."""
-
-    cached_tokens: int
-    routed_tokens: int
-    held_tokens: int | None
-    """None without an event stream."""
+NOTHING: Final = Prediction(0, 0, None)
 
 
-NOTHING = Prediction(0, 0, None)
-
-
-class Predictions(NamedTuple):
+class Predictions:
     """What the index expects of one prompt."""
 
-    replicas: dict[str, Prediction]
-    """Replicas that are expected to hold nothing are absent."""
-    shared_tokens: int
-    """Leading tokens that several sessions share."""
+    __slots__ = ("replicas", "shared_tokens")
+
+    def __init__(self, replicas: dict[str, Prediction], shared_tokens: int) -> None:
+        self.replicas = replicas
+        """Replicas that are expected to hold nothing are absent."""
+        self.shared_tokens = shared_tokens
+        """Leading tokens that several sessions share."""
 
 
 class IndexTotals(NamedTuple):
@@ -82,7 +77,19 @@ class PrefixIndex:
         self._streams: dict[str, EventStream] = {}
         self._losses: dict[str, int] = {}
         self._tokens_per_key: dict[str, float] = {}
-        self.totals = IndexTotals(0, 0, 0, 0, 0)
+        self._prompt_tokens = self._predicted_tokens = self._routed_tokens = 0
+        self._held_tokens = self._real_tokens = 0
+
+    @property
+    def totals(self) -> IndexTotals:
+        """Sums since the start."""
+        return IndexTotals(
+            self._prompt_tokens,
+            self._predicted_tokens,
+            self._routed_tokens,
+            self._held_tokens,
+            self._real_tokens,
+        )
 
     @property
     def num_bytes(self) -> int:
@@ -122,7 +129,8 @@ class PrefixIndex:
         if not keys:
             return Predictions({}, 0)
         self._purge_restarted()
-        routed, num_shared = self.routed.match(keys, now)
+        matches = self.routed.match(keys, now)
+        routed = matches.replicas
         limit = max(prompt.num_tokens - 1, 0)
         per_key = prompt.tokens_per_key
         found: dict[str, Prediction] = {}
@@ -138,7 +146,7 @@ class PrefixIndex:
             prediction = self._blend(stream, uid, prompt, routed.get(uid, _NO_ROUTED), now)
             if prediction.cached_tokens or prediction.routed_tokens:
                 found[uid] = prediction
-        return Predictions(found, min(int(num_shared * per_key), limit))
+        return Predictions(found, min(int(matches.num_shared_blocks * per_key), limit))
 
     def note_routed(
         self, endpoint: EndpointView, keys: Sequence[int], now: float, *, tokens_per_key: float
@@ -161,14 +169,11 @@ class PrefixIndex:
         stream = self._streams.get(reservation.uid)
         if stream is not None and reservation.held_tokens is not None:
             stream.audit(predicted=reservation.held_tokens, real=real)
-        totals = self.totals
-        self.totals = IndexTotals(
-            totals.prompt_tokens + prompt_tokens,
-            totals.predicted_tokens + reservation.cached_tokens,
-            totals.routed_tokens + reservation.routed_tokens,
-            totals.held_tokens + (reservation.held_tokens or 0),
-            totals.real_tokens + real,
-        )
+        self._prompt_tokens += prompt_tokens
+        self._predicted_tokens += reservation.cached_tokens
+        self._routed_tokens += reservation.routed_tokens
+        self._held_tokens += reservation.held_tokens or 0
+        self._real_tokens += real
 
     def forget_blocks(self, uid: str) -> None:
         """Forget what a replica held: its engine began anew. Its stream stays connected."""

@@ -9,20 +9,20 @@ same words with another image differ.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from typing import Final
 
 import xxhash
 
 from millpond_common.contract.blockkey import KeyScope, compute_block_keys
 from millpond_gateway.routing.records import KeyKind, PromptKeys
 
-CHUNK_BYTES = 128
+CHUNK_BYTES: Final = 128
 """Text of one fallback key."""
-MAX_TEXT_KEYS = 4096
+MAX_TEXT_KEYS: Final = 4096
 """Chunks that get a key: half a megabyte, which takes about a millisecond; images make texts of many more."""
-_TEXT_SCHEME = b"millpond text keys 1"
-_DEFAULT_BYTES_PER_TOKEN = 4.0
-_DECAY = 0.99
+_TEXT_SCHEME: Final = b"millpond text keys 1"
+_DEFAULT_BYTES_PER_TOKEN: Final = 4.0
+_DECAY: Final = 0.99
 
 
 def make_token_keys(scope: KeyScope, tokens: Sequence[int]) -> PromptKeys:
@@ -36,31 +36,27 @@ def make_token_keys(scope: KeyScope, tokens: Sequence[int]) -> PromptKeys:
 
 
 def make_text_keys(
-    scope: KeyScope, text: bytes, *, template: bytes = b"", bytes_per_token: float = _DEFAULT_BYTES_PER_TOKEN
+    scope: KeyScope,
+    text: bytes,
+    *,
+    template: bytes = b"",
+    bytes_per_token: float = _DEFAULT_BYTES_PER_TOKEN,
+    root: int | None = None,
 ) -> PromptKeys:
     """Fallback keys of a prompt's text; `template` is whatever else the chat template reads, tools included.
 
-    Count each use: prediction from text is approximate.
+    Count each use: prediction from text is approximate. `root` is the scope's, where the caller keeps it.
     """
     num_tokens = max(round((len(text) + len(template)) / bytes_per_token), 1)
-    keys = _chain_text(_compute_text_root(scope, template), text)
+    scope_root = scope.compute_root() if root is None else root
+    data = _TEXT_SCHEME + scope_root.to_bytes(8, "little") + template
+    keys = _chain_text(xxhash.xxh3_64_intdigest(data, seed=scope.seed), text)
     return PromptKeys(
         keys=keys,
         tokens_per_key=CHUNK_BYTES / bytes_per_token,
         num_tokens=num_tokens,
         kind=KeyKind.TEXT if keys else KeyKind.NONE,
     )
-
-
-def _compute_text_root(scope: KeyScope, template: bytes) -> int:
-    data = _TEXT_SCHEME + _compute_root(scope).to_bytes(8, "little") + template
-    return xxhash.xxh3_64_intdigest(data, seed=scope.seed)
-
-
-@lru_cache(maxsize=4096)
-def _compute_root(scope: KeyScope) -> int:
-    """Pools and tenants are few and their requests many."""
-    return scope.compute_root()
 
 
 def _chain_text(parent: int, text: bytes) -> list[int]:

@@ -6,28 +6,16 @@ are integers, so millions of reservations leave no drift behind.
 
 from __future__ import annotations
 
+from typing import Final
+
 from millpond_gateway.routing.records import ReplicaLoad, Reservation
+from millpond_gateway.routing.score import Load
 
-OWN = ""
+OWN: Final = ""
 
 
-class _Totals:
-    __slots__ = (
-        "decoding_blocks",
-        "kv_blocks",
-        "num_decoding",
-        "num_prefilling",
-        "output_tokens",
-        "queued_tokens",
-    )
-
-    def __init__(self) -> None:
-        self.queued_tokens = 0
-        self.output_tokens = 0
-        self.kv_blocks = 0
-        self.decoding_blocks = 0
-        self.num_prefilling = 0
-        self.num_decoding = 0
+class _Totals(Load):
+    __slots__ = ()
 
     def reserve(self, reservation: Reservation) -> None:
         self.output_tokens += reservation.output_tokens
@@ -147,6 +135,16 @@ class LoadBook:
             sums[reservation.uid] = (queued, blocks + reservation.kv_blocks, num_open + 1)
         return sums
 
+    def live(self, uid: str) -> Load:
+        """Sums of one replica as they are counted: read at once, not kept."""
+        replica = self._replicas.get(uid)
+        return _NO_LOAD if replica is None else replica.all
+
+    def live_own(self, uid: str) -> Load:
+        """The same of what this process alone reserved."""
+        replica = self._replicas.get(uid)
+        return _NO_LOAD if replica is None else replica.own
+
     def view(self, uid: str) -> ReplicaLoad:
         """Sums of one replica; zeros when nothing is reserved on it."""
         replica = self._replicas.get(uid)
@@ -158,7 +156,8 @@ class LoadBook:
         return _EMPTY if replica is None else _make_view(replica, replica.own)
 
 
-_EMPTY = ReplicaLoad(0, 0, 0, 0, 0, 0, 0)
+_EMPTY: Final = ReplicaLoad(0, 0, 0, 0, 0, 0, 0)
+_NO_LOAD: Final = Load()
 
 
 def _make_view(replica: _Replica, totals: _Totals) -> ReplicaLoad:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from typing import Final
 
-_MIN_PLACES = 16
-_MAX_LOAD = 0.72
+_MIN_PLACES: Final = 16
+_MAX_LOAD: Final = 0.72
 
 
 def spread(number: int) -> int:

@@ -7,13 +7,15 @@ takes the request (Mirrokni, Thorup, Zadimoghaddam 2016).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import xxhash
 
-from millpond_gateway.routing.records import RequestView, Score
+from millpond_gateway.routing.records import RequestView
+from millpond_gateway.routing.score import Score
 from millpond_gateway.routing.settings import RoutingSettings
 
-_HASHED_BLOCK = 3
+_HASHED_BLOCK: Final = 3
 """Block whose key stands for the prefix: late enough to tell system prompts apart, early enough to be shared."""
 
 

@@ -13,8 +13,8 @@ from millpond_gateway.routing.records import (
     Policy,
     RequestView,
     Role,
-    Score,
 )
+from millpond_gateway.routing.score import Score
 from millpond_gateway.routing.settings import RevisionWeight, RoutingSettings
 from millpond_gateway.routing.splitmix import SplitMix, mix64
 
@@ -30,11 +30,12 @@ class Chooser:
         self, scores: Sequence[Score], request: RequestView, settings: RoutingSettings
     ) -> tuple[int, ChoiceReason]:
         """Position of the chosen candidate among `scores`, and why."""
-        if settings.policy is Policy.ROUND_ROBIN:
+        policy = settings.policy
+        if policy is Policy.ROUND_ROBIN:
             return self._next_in_rotation(scores, request.role), ChoiceReason.NEXT_IN_ROTATION
         if len(scores) == 1:
             return 0, ChoiceReason.ONLY_CANDIDATE
-        if settings.policy is Policy.LEAST_LOADED:
+        if policy is Policy.LEAST_LOADED:
             costs = [score.queue_seconds + score.decode_seconds for score in scores]
         else:
             costs = [score.total_seconds for score in scores]

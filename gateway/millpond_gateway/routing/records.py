@@ -7,6 +7,8 @@ from enum import StrEnum
 
 import msgspec
 
+from millpond_gateway.routing.score import Score
+
 
 class Policy(StrEnum):
     """How a pool chooses; the values of `spec.gateway.routing`."""
@@ -122,27 +124,6 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     adapter: str = ""
 
 
-class Score(msgspec.Struct, frozen=True, gc=False):
-    """Cost of one candidate in seconds, term by term."""
-
-    uid: str
-    total_seconds: float
-    queue_seconds: float
-    """Uncached tokens in flight, over speed."""
-    own_seconds: float
-    """Price of recompute times the request's own uncached tokens, over speed."""
-    decode_seconds: float
-    affinity_seconds: float
-    queued_tokens: int
-    uncached_tokens: int
-    cached_tokens: int
-    tokens_per_second: float
-    routed_tokens: int = 0
-    """Part of the prediction from routed requests alone."""
-    held_tokens: int | None = None
-    """Part of the prediction from KV events alone; None without them."""
-
-
 class Drop(msgspec.Struct, frozen=True, gc=False):
     """One endpoint that was no candidate."""
 
@@ -160,13 +141,6 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     drops: tuple[Drop, ...] = ()
     score: Score | None = None
     """The chosen endpoint's own."""
-
-    @property
-    def predicted_wait_seconds(self) -> float:
-        """Seconds until the first token: queue and own uncached tokens over speed, without the price."""
-        if self.score is None:
-            return 0.0
-        return (self.score.queued_tokens + self.score.uncached_tokens) / self.score.tokens_per_second
 
     @property
     def fastest_wait(self) -> tuple[float, float]:

@@ -12,30 +12,36 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Final
 
-KEY_BYTES = 8
-NODE_BYTES = 320
+KEY_BYTES: Final = 8
+NODE_BYTES: Final = 320
 """Node, its array header and its entry in the parent's children, measured with CPython 3.11."""
-HOLD_BYTES = 200
+HOLD_BYTES: Final = 200
 """Hold and its entry in the node, measured likewise."""
 
 
-class RoutedMatch(NamedTuple):
+class RoutedMatch:
     """Leading blocks of a prompt that a replica was sent before."""
 
-    num_blocks: int
-    num_recent_blocks: int
-    """The part that was routed so recently that no event can be expected yet."""
+    __slots__ = ("num_blocks", "num_recent_blocks")
+
+    def __init__(self, num_blocks: int, num_recent_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.num_recent_blocks = num_recent_blocks
+        """The part that was routed so recently that no event can be expected yet."""
 
 
-class RoutedMatches(NamedTuple):
+class RoutedMatches:
     """What the index knows of one prompt."""
 
-    replicas: dict[str, RoutedMatch]
-    """Replicas without any leading block are absent."""
-    num_shared_blocks: int
-    """Leading blocks after which routed prompts went different ways: a system prompt, not one session's history."""
+    __slots__ = ("num_shared_blocks", "replicas")
+
+    def __init__(self, replicas: dict[str, RoutedMatch], num_shared_blocks: int) -> None:
+        self.replicas = replicas
+        """Replicas without any leading block are absent."""
+        self.num_shared_blocks = num_shared_blocks
+        """Leading blocks after which routed prompts went different ways: a system prompt, not one session's history."""
 
 
 class _Node:
@@ -115,8 +121,7 @@ class RoutedIndex:
     def match(self, keys: Sequence[int], now: float) -> RoutedMatches:
         """Leading blocks per replica, and how many of them are shared among prompts."""
         recent_since = now - self._speculative_seconds
-        blocks: dict[str, int] = {}
-        recent: dict[str, int] = {}
+        found: dict[str, RoutedMatch] = {}
         node = self._root
         position = 0
         num_shared = 0
@@ -130,18 +135,22 @@ class RoutedIndex:
                 num_shared = position
             length = _common_length(child.keys, keys, position)
             for uid, hold in child.holds.items():
-                if position and blocks.get(uid, 0) < position:
+                match = found.get(uid)
+                if match is None:
+                    if position:
+                        continue
+                    match = found[uid] = RoutedMatch(0, 0)
+                elif match.num_blocks < position:
                     continue
                 depth = hold.depth
-                blocks[uid] = end = position + (depth if depth < length else length)
+                match.num_blocks = position + (depth if depth < length else length)
                 if hold.routed_at >= recent_since:
-                    recent[uid] = end
+                    match.num_recent_blocks = match.num_blocks
             position += length
             if length < len(child.keys):
                 num_shared = position if position < num_keys else num_shared
                 break
             node = child
-        found = {uid: RoutedMatch(count, recent.get(uid, 0)) for uid, count in blocks.items()}
         return RoutedMatches(found, num_shared)
 
     def insert(self, uid: str, keys: Sequence[int], *, capacity: int, now: float) -> None:

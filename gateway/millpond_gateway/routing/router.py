@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -32,16 +32,16 @@ from millpond_gateway.routing.records import (
     RequestView,
     Reservation,
     Role,
-    Score,
     Usage,
 )
+from millpond_gateway.routing.score import Load, Score
 from millpond_gateway.routing.sessions import SessionBook
 from millpond_gateway.routing.settings import RoutingSettings
 from millpond_gateway.routing.speed import SpeedBook
 from millpond_gateway.routing.stability import StabilityBook
 
-_MAX_FORMER_EPOCHS = 8
-_MAX_FILTERED = 256
+_MAX_FORMER_EPOCHS: Final = 8
+_MAX_FILTERED: Final = 256
 
 
 class DecisionSink(Protocol):
@@ -102,6 +102,11 @@ class Router:
     def endpoints(self) -> tuple[EndpointView, ...]:
         """Endpoints as last told."""
         return tuple(self._endpoints.values())
+
+    @property
+    def num_endpoints(self) -> int:
+        """How many there are."""
+        return len(self._endpoints)
 
     def set_settings(self, settings: RoutingSettings) -> None:
         """Follow a changed pool; books and index stay."""
@@ -329,36 +334,38 @@ class Router:
         return found
 
     def _score(self, candidates: list[EndpointView], request: RequestView, now: float) -> list[Score]:
-        predictions, shared_tokens = self.index.predict(request.prompt, now)
+        predicted = self.index.predict(request.prompt, now)
+        predictions = predicted.replicas
         home = self.sessions.find(request.session)
-        view = self.load.view if self._partition_gateways == 1 else self._scaled_own_view
-        find_speed, settings = self.speeds.tokens_per_second, self.settings
-        speeds = [find_speed(endpoint.uid) for endpoint in candidates]
+        settings = self.settings
+        speeds = [self.speeds.tokens_per_second(endpoint.uid) for endpoint in candidates]
         price = compute_price(self.work.per_second(now) / sum(speeds), settings)
-        return [
-            compute_score(
+        scores: list[Score] = []
+        for endpoint, speed in zip(candidates, speeds, strict=True):
+            uid = endpoint.uid
+            score = compute_score(
                 endpoint,
-                view(endpoint.uid),
+                self.load.live(uid) if self._partition_gateways == 1 else self._scale_own_load(uid),
                 request,
                 settings,
-                prediction=predictions.get(endpoint.uid, NOTHING),
-                shared_tokens=shared_tokens,
+                prediction=predictions.get(uid, NOTHING),
+                shared_tokens=predicted.shared_tokens,
                 tokens_per_second=speed,
                 price=price,
-                away_from_home=home is not None and home != endpoint.uid,
+                away_from_home=home is not None and home != uid,
             )
-            for endpoint, speed in zip(candidates, speeds, strict=True)
-        ]
+            scores.append(score)
+        return scores
 
-    def _scaled_own_view(self, uid: str) -> ReplicaLoad:
+    def _scale_own_load(self, uid: str) -> Load:
         """Own load as if every unreachable gateway carried the same."""
-        own = self.load.own_view(uid)
+        own = self.load.live_own(uid)
         factor = self._partition_gateways
-        return msgspec.structs.replace(
-            own,
-            queued_tokens=own.queued_tokens * factor,
-            output_tokens=own.output_tokens * factor,
-            decoding_blocks=own.decoding_blocks * factor,
+        return Load(
+            own.queued_tokens * factor,
+            own.output_tokens * factor,
+            own.kv_blocks,
+            own.decoding_blocks * factor,
         )
 
     def _note_routed(self, reservation: Reservation, keys: Sequence[int], now: float) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from millpond_gateway.routing.records import Reservation
 from millpond_gateway.routing.router import Router
@@ -39,11 +39,11 @@ from millpond_gateway.routing.wire import (
     unpack_keys,
 )
 
-LEASE_SECONDS = 2.0
-LOG_BYTES = 4 * 1024 * 1024
+LEASE_SECONDS: Final = 2.0
+LOG_BYTES: Final = 4 * 1024 * 1024
 """Own decisions kept for peers that missed some; older gaps are healed by the full state."""
-ASK_AGAIN_SECONDS = 0.2
-_MAX_RETIRED_EPOCHS = 8
+ASK_AGAIN_SECONDS: Final = 0.2
+_MAX_RETIRED_EPOCHS: Final = 8
 
 
 class Outgoing(NamedTuple):
@@ -379,7 +379,7 @@ class SharedDecisions:
             router.drop_origin(origin)
 
 
-_NOTHING = (0, 0, 0)
+_NOTHING: Final = (0, 0, 0)
 
 
 def _sum_of(entry: ReplicaSum) -> tuple[int, int, int]:

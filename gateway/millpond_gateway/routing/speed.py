@@ -8,10 +8,11 @@ this is exact for any work-conserving order of prefills, chunked ones included.
 from __future__ import annotations
 
 from statistics import median
+from typing import Final
 
-_DECAY = 0.98
-_PRIOR_TOKENS = 2048.0
-_MIN_SAMPLE_TOKENS = 64
+_DECAY: Final = 0.98
+_PRIOR_TOKENS: Final = 2048.0
+_MIN_SAMPLE_TOKENS: Final = 64
 
 
 class _Learned:

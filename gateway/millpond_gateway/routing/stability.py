@@ -6,10 +6,10 @@ turn; the share of such turns is reported per tenant.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-_MAX_SESSIONS = 32768
-_MAX_TENANTS = 1024
+_MAX_SESSIONS: Final = 32768
+_MAX_TENANTS: Final = 1024
 
 
 class TenantStability(NamedTuple):

@@ -13,8 +13,9 @@ import yaml
 
 from millpond_common.contract.blockkey import KeyScope
 from millpond_gateway.app.prompt import make_prompt_keys
-from millpond_gateway.proxy.body import ParsedBody, parse_body
+from millpond_gateway.proxy.body import parse_body
 from millpond_gateway.proxy.hidden import ask_usage
+from millpond_gateway.proxy.records import ParsedBody
 
 ROOT = Path(__file__).resolve().parents[3]
 SCOPE = KeyScope(model="m", block_tokens=16)
@@ -41,7 +42,7 @@ def take_in(body: bytes) -> bytes:
     """Everything the loop does with a body before it is sent."""
     parsed = parse_body(body)
     assert isinstance(parsed, ParsedBody)
-    assert make_prompt_keys(parsed, SCOPE, 4.0).keys
+    assert make_prompt_keys(parsed, SCOPE, SCOPE.compute_root(), 4.0).keys
     return ask_usage(body, has_options=parsed.has_stream_options)
 
 

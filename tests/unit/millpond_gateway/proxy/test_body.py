@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from millpond_gateway.proxy.body import ParsedBody, parse_body
+from millpond_gateway.proxy.body import parse_body
+from millpond_gateway.proxy.records import ParsedBody
 
 
 def test_a_forgotten_prompt_leaves_its_size() -> None:

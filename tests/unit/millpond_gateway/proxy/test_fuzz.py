@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpond_common.contract.openai import ApiError
-from millpond_gateway.proxy.body import ParsedBody, parse_body
+from millpond_gateway.proxy.body import parse_body
 from millpond_gateway.proxy.errors import BadRequestError
 from millpond_gateway.proxy.headers import choose_request_id, make_client_head, make_engine_head
 from millpond_gateway.proxy.http1 import RequestReader
+from millpond_gateway.proxy.records import ParsedBody
 from millpond_gateway.proxy.settings import RelaySettings
 from millpond_gateway.proxy.sse import StreamTail
 from millpond_gateway.proxy.usage import find_usage

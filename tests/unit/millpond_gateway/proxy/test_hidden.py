@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond_gateway.proxy.body import ParsedBody, parse_body
+from millpond_gateway.proxy.body import parse_body
 from millpond_gateway.proxy.hidden import UsageFilter, ask_usage
+from millpond_gateway.proxy.records import ParsedBody
 
 USAGE = b'data: {"id":"x","choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}'
 TEXT = b'data: {"id":"x","choices":[{"text":"\\"usage\\" \\"choices\\":[]"}]}'

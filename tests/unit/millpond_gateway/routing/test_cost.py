@@ -4,15 +4,15 @@ import pytest
 from tests.support.routing import make_cold, make_endpoint
 
 from millpond_gateway.routing.cost import compute_kv_blocks, compute_price, compute_score
-from millpond_gateway.routing.index import Prediction
-from millpond_gateway.routing.records import Policy, ReplicaLoad, Role, Score
+from millpond_gateway.routing.records import Policy, Role
+from millpond_gateway.routing.score import Load, Prediction, Score
 from millpond_gateway.routing.settings import RoutingSettings
 
-IDLE = ReplicaLoad(0, 0, 0, 0, 0, 0, 0)
+IDLE = Load()
 
 
 def score(
-    *, cached: int = 0, shared: int = 0, price: float = 5.0, load: ReplicaLoad = IDLE, **fields: object
+    *, cached: int = 0, shared: int = 0, price: float = 5.0, load: Load = IDLE, **fields: object
 ) -> Score:
     return compute_score(
         make_endpoint("u0", **fields),
@@ -60,7 +60,7 @@ def test_policy_prefix_always_pays_its_own_price() -> None:
 
 def test_decode_pressure_is_steep_past_the_soft_limit() -> None:
     def pressure(decoding_blocks: int) -> float:
-        load = ReplicaLoad(0, 0, decoding_blocks, decoding_blocks, 0, 1, 0)
+        load = Load(kv_blocks=decoding_blocks, decoding_blocks=decoding_blocks, num_decoding=1)
         return score(load=load, num_blocks=1000).decode_seconds
 
     assert pressure(600) == 0.0
@@ -70,7 +70,7 @@ def test_decode_pressure_is_steep_past_the_soft_limit() -> None:
 
 def test_requests_still_queued_in_the_engine_hold_no_blocks_yet() -> None:
     """An overloaded pool would otherwise be routed by pressure alone, away from every warm prefix."""
-    queued = ReplicaLoad(50_000, 0, 5000, 0, 20, 0, 0)
+    queued = Load(queued_tokens=50_000, kv_blocks=5000, num_prefilling=20)
     assert score(load=queued, num_blocks=1000).decode_seconds == 0.0
 
 
