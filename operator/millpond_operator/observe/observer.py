@@ -24,7 +24,7 @@ from millpond_operator.observe.references import ReferenceChecker
 from millpond_operator.observe.reports import ReportCache
 from millpond_operator.observe.scalers import ScalerWatcher
 from millpond_operator.observe.store import GATEWAY_OWNER, Store, Stored
-from millpond_operator.plan.capacity import compute_capacity, may_run
+from millpond_operator.plan.capacity import ENDED, compute_capacity, may_run
 from millpond_operator.plan.claims import pick_memory
 from millpond_operator.plan.devices import find_device_memory
 from millpond_operator.plan.known_model import needs_device_memory
@@ -90,14 +90,15 @@ class Observer:
             pool=pool,
             observed_at=now,
             workloads=self._list_workloads(namespace, name),
-            pods=self._list_pods(namespace, name),
+            pods=self._list_pods(namespace, name)[0],
             scalers=self._scalers.get_names(namespace, name),
             count_manager=self._find_count_manager(namespace, name),
         )
 
     def list_gateway_pods(self, namespace: str) -> list[Pod]:
         """Pods of the namespace's gateway."""
-        return self._store.read_of_pool(POD, namespace, GATEWAY_OWNER, _read_pod)
+        pods = self._store.read_of_pool(POD, namespace, GATEWAY_OWNER, _read_pod)
+        return [pod for pod in pods if pod.phase not in ENDED]
 
     async def observe(self, namespace: str, name: str, now: float) -> PoolSnapshot | None:
         """Everything about one pool now; None when it is gone.
@@ -109,7 +110,7 @@ class Observer:
         pool = self._store.read(POOL, namespace, name, _read_pool)
         if pool is None:
             return None
-        pods = self._list_pods(namespace, name)
+        pods, ended = self._list_pods(namespace, name)
         workloads = self._list_workloads(namespace, name)
         settled = is_settled(pool)
         gateway = await self._view_gateway(pool, max_age=choose_report_age(pods, settled=settled))
@@ -123,6 +124,7 @@ class Observer:
             observed_at=now,
             workloads=workloads,
             pods=pods,
+            ended=ended,
             children=self._list_children(pool, workloads),
             gateway=gateway,
             gateway_pools=self._list_gateway_pools(namespace),
@@ -171,9 +173,11 @@ class Observer:
         stored = self._store.get(POOL, namespace, name)
         return stored.replicas_manager if stored is not None else ""
 
-    def _list_pods(self, namespace: str, pool: str) -> tuple[Pod, ...]:
+    def _list_pods(self, namespace: str, pool: str) -> tuple[tuple[Pod, ...], tuple[Pod, ...]]:
+        """Pods that run or may run, and those that have ended for good."""
         pods = self._store.read_of_pool(POD, namespace, pool, _read_pod)
-        return tuple(pod for pod in pods if pod.phase != "Succeeded")
+        living = tuple(pod for pod in pods if pod.phase not in ENDED)
+        return living, tuple(pod for pod in pods if pod.phase in ENDED)
 
     def _list_workloads(self, namespace: str, pool: str) -> tuple[Workload, ...]:
         return tuple(self._store.read_of_pool(DEPLOYMENT, namespace, pool, _read_workload))

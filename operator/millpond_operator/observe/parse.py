@@ -48,8 +48,17 @@ def parse_pod(obj: Obj) -> Pod:
         else "",
         deletion_cost=_parse_int((metadata.get("annotations") or {}).get(DELETION_COST)),
         containers=tuple(_parse_containers(status)),
+        failure=_describe_failure(status),
         deletion_deadline=parse_time(metadata.get("deletionTimestamp")),
     )
+
+
+def _describe_failure(status: Obj) -> str:
+    """As "Evicted: The node was low on resource: memory."; empty for a pod that has not failed as a whole."""
+    if status.get("phase") != "Failed":
+        return ""
+    told = (str(status.get(key) or "") for key in ("reason", "message"))
+    return ": ".join(text for text in told if text) or "no reason given"
 
 
 def _parse_containers(status: Obj) -> list[ContainerState]:

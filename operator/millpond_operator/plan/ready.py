@@ -16,6 +16,8 @@ from millpond_operator.plan.facts import Facts
 from millpond_operator.plan.snapshot import Pod
 
 Check = Callable[[Facts], tuple[ConditionReason, str] | None]
+MAX_FAILURE = 400
+"""Characters of what a node says about a pod it ended."""
 MAX_NAMED = 3
 """Replicas named in one message; the rest is counted."""
 
@@ -153,7 +155,8 @@ def _check_created(facts: Facts) -> tuple[ConditionReason, str] | None:
         return ConditionReason.CREATING, f"being made: {named}" + _more(len(waiting))
     missing = facts.desired - len(facts.current_pods)
     if missing > 0:
-        return ConditionReason.CREATING, f"{_count(missing)} of {facts.desired} not created yet"
+        text = f"{_count(missing)} of {facts.desired} not created yet"
+        return ConditionReason.CREATING, text + _tell_ended(facts)
     return None
 
 
@@ -177,7 +180,15 @@ def _check_pods(facts: Facts) -> tuple[ConditionReason, str] | None:
     loading = any(not container.is_init and container.running for container in pod.containers)
     doing = "fetching the model" if fetching else "loading the model" if loading else "starting"
     text = f"{_count(len(waiting))} of {facts.desired} not ready: {_name(waiting)} ({doing})"
-    return ConditionReason.REPLICAS_NOT_READY, text
+    return ConditionReason.REPLICAS_NOT_READY, text + _tell_ended(facts)
+
+
+def _tell_ended(facts: Facts) -> str:
+    """What became of the replica before, where its node ended it: the next may fare no better."""
+    current = {role.revision for role in facts.roles}
+    failed = [pod for pod in facts.snapshot.ended if pod.failure and pod.revision in current]
+    last = max(failed, key=lambda pod: (pod.created_at, pod.name), default=None)
+    return f"; its node ended {last.name}: {last.failure[:MAX_FAILURE]}" if last is not None else ""
 
 
 def _check_gateway(facts: Facts) -> tuple[ConditionReason, str] | None:

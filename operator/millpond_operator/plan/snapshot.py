@@ -59,6 +59,8 @@ class Pod:
     unschedulable_message: str
     deletion_cost: int
     containers: tuple[ContainerState, ...]
+    failure: str = ""
+    """Why its node ended it for good (evicted, shut down, not admitted); such a pod never runs again."""
     deletion_deadline: float | None = None
     """When the kubelet ends what is left of it."""
 
@@ -215,6 +217,9 @@ class PoolSnapshot:
     observed_at: float
     workloads: tuple[Workload, ...] = ()
     pods: tuple[Pod, ...] = ()
+    """Engine pods that run or may run."""
+    ended: tuple[Pod, ...] = ()
+    """Those that never will again; their ReplicaSet has replaced them, and nothing removes them soon."""
     children: tuple[Child, ...] = ()
     gateway: GatewayView | None = None
     """None when the pool wants no gateway."""

@@ -138,3 +138,20 @@ def test_a_template_whose_lists_name_one_thing_twice_is_written_once(world: Worl
     assert after == before, "an apply that changes nothing is a call all the same"
     (workload,) = world.list_workloads("twice")
     assert len(workload["spec"]["template"]["spec"]["tolerations"]) >= 2
+
+
+def test_a_replica_that_its_node_evicted_is_replaced_and_counts_no_more(world: World) -> None:
+    """Its object stays for days, and neither Ready nor the end of the pool waits for it."""
+    name = "evicted"
+    world.create(name, replicas=1)
+    world.wait_ready(name)
+    (pod,) = world.list_pods(name)
+    lost = str(pod["metadata"]["name"])
+    told = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
+    world.kube.core.patch_namespaced_pod_status(lost, world.namespace, {"status": told})
+    world.wait_pods(name, "a second one", lambda pods: len(pods) == 2)
+    status = world.wait_ready(name)["status"]
+    assert (status["replicas"], status["readyReplicas"], status["updatedReplicas"]) == (1, 1, 1)
+    assert lost in {p["metadata"]["name"] for p in world.list_pods(name)}, "nobody has removed it"
+    world.delete(name)
+    wait_for("the pool is gone", lambda: not world.exists(name))

@@ -81,3 +81,11 @@ def test_a_child_and_its_controller() -> None:
     owners = [{"uid": "a"}, {"uid": "b", "controller": True}]
     child = parse_child(SERVICE, {"metadata": {"name": "s", "uid": "u", "ownerReferences": owners}})
     assert (child.controller_uid, child.owner_uids, child.digest) == ("b", frozenset({"a", "b"}), "")
+
+
+def test_a_pod_that_failed_as_a_whole_says_why() -> None:
+    metadata = {"name": "p", "uid": "u"}
+    told = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
+    assert parse_pod({"metadata": metadata, "status": told}).failure == "Evicted: " + told["message"]
+    assert parse_pod({"metadata": metadata, "status": {"phase": "Failed"}}).failure == "no reason given"
+    assert parse_pod({"metadata": metadata, "status": {"phase": "Running", "reason": "x"}}).failure == ""

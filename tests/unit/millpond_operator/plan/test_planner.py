@@ -474,3 +474,20 @@ def test_what_an_earlier_pool_of_the_name_left_is_waited_for_and_accuses_nobody(
     other = make_child(apply, ownerReferences=[{**owner, "name": "another"}])
     accused = plan(make_snapshot(pool, children=(other,)), SETTINGS, NOW)
     assert get_reasons(accused)["Ready"][1] == "ChildNotOurs", "another pool's is another's"
+
+
+def test_what_a_node_ended_is_told_while_its_successor_is_not_ready_and_counts_nowhere() -> None:
+    pool = make_pool(replicas=1)
+    revision = make_revision(pool)
+    ended = make_pod(
+        "before", revision=revision, ready=False, phase="Failed", failure="Evicted: low on memory"
+    )
+    waiting = make_living(pool, pods=(make_pod("now", revision=revision, ready=False),), ended=(ended,))
+    decided = plan(waiting, SETTINGS, NOW)
+    _, reason, message = get_reasons(decided)["Ready"]
+    assert reason == "ReplicasNotReady"
+    assert "its node ended before: Evicted: low on memory" in message
+    assert decided.status is not None
+    assert decided.status.replicas == 1
+    serving = make_living(pool, pods=(make_pod("now", revision=revision),), ended=(ended,))
+    assert get_reasons(plan(serving, SETTINGS, NOW))["Ready"][0] == "True"
