@@ -30,6 +30,8 @@ SYSTEM = (
 CALM = [f"Tell me about the number {number}." for number in range(8)]
 BURST = [f"{number}: " + "The miller asks for water. " * 40 for number in range(10_000)]
 BURST_STREAMS = 32
+PATIENCE = 20
+"""How often a stream comes back when a machine is too slow for the burst and the gateway sheds it."""
 MIN_REPLICAS = 2
 # However fast the machine: so many prompts at once leave more than a thousand tokens waiting at each replica.
 SCALING = {"minReplicas": MIN_REPLICAS, "maxReplicas": 3, "targets": {"queuedTokens": 1000}}
@@ -153,6 +155,8 @@ def show_rollout(site: Site, url: str, pool: dict[str, Any]) -> None:
 
 def _judge(tally: Tally) -> None:
     say(f"{tally.total} streams: {tally}")
+    if tally.num_waits:
+        say(f"the gateway told streams to come back later {tally.num_waits} times, and they did")
     if tally.total != tally.counts[Verdict.COMPLETE]:
         raise DemoError(
             f"streams were not whole: {tally.details}", hint="kubectl logs of gateway and engine pods"
@@ -165,7 +169,15 @@ async def _load_while(
     """Keep streams open until a change is through."""
     stop = asyncio.Event()
     load = asyncio.create_task(
-        run_load(url, model=MODEL, prompts=prompts, tokens=24, concurrency=concurrency, stop=stop)
+        run_load(
+            url,
+            model=MODEL,
+            prompts=prompts,
+            tokens=24,
+            concurrency=concurrency,
+            stop=stop,
+            patience=PATIENCE,
+        )
     )
     try:
         await asyncio.to_thread(change)

@@ -16,6 +16,9 @@ from enum import StrEnum
 
 import httpx
 
+MAX_WAIT_SECONDS = 30.0
+"""The longest a stream waits before it comes back, whatever it was told."""
+
 
 class Verdict(StrEnum):
     """How one stream ended."""
@@ -42,6 +45,8 @@ class StreamResult:
     first_token_seconds: float | None
     cached_tokens: int
     detail: str = ""
+    retry_after_seconds: float | None = None
+    """Set when the request was refused before its first byte and told when to come back."""
 
 
 @dataclass(slots=True)
@@ -53,6 +58,8 @@ class Tally:
     texts: dict[str, str] = field(default_factory=dict)
     """First complete text of each prompt: the others must equal it."""
     first_token_seconds: list[float] = field(default_factory=list)
+    num_waits: int = 0
+    """How often a stream was told to come back later, and did."""
 
     def add(self, result: StreamResult) -> None:
         """Count one stream; a complete one whose text differs from its twins is a false completion."""
@@ -99,15 +106,23 @@ async def stream_once(client: httpx.AsyncClient, *, model: str, prompt: str, tok
             if response.status_code != 200:
                 body = (await response.aread()).decode(errors="replace")
                 reading.error = f"HTTP {response.status_code}: {body[:200]}"
+                reading.retry_after = read_retry_after(response)
             else:
                 async for line in response.aiter_lines():
                     reading.take(line, time.monotonic() - started)
     except httpx.HTTPError as error:
         reading.broken = f"{type(error).__name__}: {error}"
     verdict, detail = reading.judge(tokens)
+    elapsed = time.monotonic() - started
     return StreamResult(
-        verdict, prompt, reading.text, time.monotonic() - started, reading.first, reading.cached, detail
+        verdict, prompt, reading.text, elapsed, reading.first, reading.cached, detail, reading.retry_after
     )
+
+
+def read_retry_after(response: httpx.Response) -> float | None:
+    """Seconds after which an overloaded server wants the request again, if it said so."""
+    told = response.headers.get("retry-after", "")
+    return float(told) if response.status_code in {429, 503} and told.isdecimal() else None
 
 
 @dataclass(slots=True)
@@ -121,6 +136,7 @@ class _Reading:
     done: bool = False
     error: str = ""
     broken: str = ""
+    retry_after: float | None = None
 
     def take(self, line: str, elapsed: float) -> None:
         if not line.startswith("data: "):
@@ -163,8 +179,12 @@ async def run_load(
     limit: int = 100_000,
     tally: Tally | None = None,
     timeout_seconds: float = 600,
+    patience: int = 0,
 ) -> Tally:
-    """Keep `concurrency` streams open over the prompts in turn until `stop` is set or `limit` streams have begun."""
+    """Keep `concurrency` streams open over the prompts in turn until `stop` is set or `limit` streams have begun.
+
+    A stream that is told to come back later does so up to `patience` times, as OpenAI's own clients do.
+    """
     tally = tally or Tally()
     begun = iter(range(limit))
     limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
@@ -173,7 +193,14 @@ async def run_load(
         async def worker() -> None:
             while not stop.is_set() and (number := next(begun, None)) is not None:
                 prompt = prompts[number % len(prompts)]
-                tally.add(await stream_once(client, model=model, prompt=prompt, tokens=tokens))
+                result = await stream_once(client, model=model, prompt=prompt, tokens=tokens)
+                for _ in range(patience):
+                    if result.retry_after_seconds is None:
+                        break
+                    tally.num_waits += 1
+                    await asyncio.sleep(min(result.retry_after_seconds, MAX_WAIT_SECONDS))
+                    result = await stream_once(client, model=model, prompt=prompt, tokens=tokens)
+                tally.add(result)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(concurrency):
