@@ -73,14 +73,21 @@ GPUS_RIGHT = [{"nvidia.com/gpu": "2"}, {"amd.com/gpu": 2}, {"nvidia.com/gpu": 1,
 GOOD_SOURCES = [
     "hf://owner/repo", "hf://o-w.n/r_e.p/dir/a.gguf", "pvc://claim", "pvc://claim.x/a/b", "s3://bucket/key",
     "oci://r.io/i:1", "oci://r.io/i@sha256:ab", "http://h/f", "https://h:8443/f?x=1", "file:///m",
+    "https://h/a@b/f", "https://h/f?by=a@b", "hf://o/..r/a..b/f...gguf",
 ]  # fmt: skip
 BAD_SOURCES = [
     "ftp://h/f", "owner/repo", "hf://owner", "hf://a/b/", "pvc://Claim", "s3://bucket", "s3://bucket/", "oci://",
     "http://h", "https:///f", "file://m", "hf://o/r x", "xhf://o/r", "hf:/o/r/x",
 ]  # fmt: skip
+TELLING_SOURCES = ["https://user:word@h/f", "http://token@h:8443/f"]
+CLIMBING_SOURCES = ["pvc://claim/../../etc", "hf://../x", "hf://o/r/./f", "s3://bucket/a/..", "http://h/../f"]
 GOOD_NAMES = ["a", "Qwen/Qwen3-8B", "llama-3.1:8b_q4"]
 BAD_NAMES = ["-a", "a/", "two words", "naïve"]
-GOOD_SIZES = ["1", "1.5Gi", "10G", "1e9"]
-BAD_SIZES = ["0", "-1Gi", "10GB", "much", "1m"]
+GOOD_SIZES = ["1Mi", "1.5Gi", "10G", "1e9"]
+BAD_SIZES = ["0", "-1Gi", "10GB", "much", "1m", "1", "1.5", "1Ki"]
+GOOD_MEMORY = ["1Mi", "1.5Gi", "4G", "1e9", 4294967296]
+BAD_MEMORY = ["400m", 4, "4", "1.5", 0]
+"""Of memory limits: what is left of a size whose unit was forgotten or is the one for cores."""
+BAD_AMOUNTS = ["4GB", "4gb", "4 Gi", "two", "-4Gi", -1, ""]
 GOOD_PRICES = ["0", "0.20", "123456789.12345678"]
 BAD_PRICES = ["-1", "1,5", ".5", "1.", "1e3", "free"]

@@ -8,12 +8,14 @@ from tests.cluster.crd.rules_base import (
     BAD_SIZES,
     BAD_SOURCES,
     CLAIM,
+    CLIMBING_SOURCES,
     FULL,
     GOOD_NAMES,
     GOOD_SIZES,
     GOOD_SOURCES,
     HUB,
     POOL,
+    TELLING_SOURCES,
     Rule,
     at,
 )
@@ -71,17 +73,14 @@ MODEL = [
         at("spec.model.adapters.0.name", *GOOD_NAMES),
         at("spec.model.adapters.0.name", *BAD_NAMES),
     ),
-    Rule(
-        "write hf://OWNER/REPO",
-        POOL,
-        at("spec.model.source", *GOOD_SOURCES),
-        at("spec.model.source", *BAD_SOURCES),
-    ),
-    Rule(
-        "write hf://OWNER/REPO",
-        ADAPTER,
-        at("spec.model.adapters.0.source", *GOOD_SOURCES),
-        at("spec.model.adapters.0.source", *BAD_SOURCES),
+    *(
+        Rule(message, base, at(path, *GOOD_SOURCES), at(path, *refused))
+        for base, path in ((POOL, "spec.model.source"), (ADAPTER, "spec.model.adapters.0.source"))
+        for message, refused in (
+            ("write hf://OWNER/REPO", BAD_SOURCES),
+            ("whoever sees the pool reads its sources", TELLING_SOURCES),
+            ("write the path of a source without", CLIMBING_SOURCES),
+        )
     ),
     *(
         Rule(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from tests.cluster.crd.rules_base import (
     ADAPTER,
+    BAD_AMOUNTS,
+    BAD_MEMORY,
     CLAIMING,
     FULL,
+    GOOD_MEMORY,
     GPU,
     GPUS_RIGHT,
     GPUS_WRONG,
@@ -150,6 +153,18 @@ METADATA_AND_SPEC = [
                 base,
                 at(f"{place}.limits", {"nvidia.com/gpu": 2, "example.com/nic": "1k"}),
                 at(f"{place}.limits", {"nvidia.com/gpu": 2, "example.com/nic": "500m"}),
+            ),
+            Rule(
+                "write an amount that is not negative",
+                base,
+                at(f"{place}.limits.cpu", "1500m", 2, "0"),
+                [*at(f"{place}.limits.cpu", *BAD_AMOUNTS), *at(f"{place}.requests", {"memory": "1GB"})],
+            ),
+            Rule(
+                "a limit of memory or ephemeral-storage below 1Mi lacks its unit",
+                base,
+                at(f"{place}.limits.memory", *GOOD_MEMORY),
+                [*at(f"{place}.limits.memory", *BAD_MEMORY), (f"{place}.limits.ephemeral-storage", "10")],
             ),
             Rule(
                 "write requests of at most the limits",
