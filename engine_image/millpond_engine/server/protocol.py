@@ -101,8 +101,10 @@ class EngineProtocol(web.RequestHandler):
         """Answer what never reached the application, or what it failed at, in the shape of all errors.
 
         Raises:
-            ConnectionError: an answer has begun, so nothing can be said any more.
+            ConnectionError: the client has left, or an answer has begun: nothing can be said any more.
         """
+        if isinstance(exc, ConnectionError):
+            raise exc  # leaving is no failure of ours, and clients leave often
         log.warning("request failed below the application", status=status, error_type=type(exc).__name__)
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun")

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import structlog.testing
 from tests.support.engine_server import Running, Setup, run_engine
 
 from millpond_common.contract.engine_config import SchedulingConfig
@@ -204,3 +205,17 @@ async def test_load_does_not_fail_health(slow: Running) -> None:
         assert (await slow.get("/ready"))[0] == 200
     for writer in writers:
         writer.close()
+
+
+async def test_clients_that_leave_are_no_failures_in_the_log() -> None:
+    setup = Setup(output_tokens=2000, max_model_tokens=2048, num_blocks=2000)
+    with structlog.testing.capture_logs() as entries:
+        async with run_engine(setup) as engine:
+            for _ in range(10):
+                body = {"prompt": "x", "max_tokens": 1900, "stream": True}
+                opened = [await open_request(engine, body) for _ in range(6)]
+                for reader, writer in opened:
+                    await reader.readline()
+                    writer.transport.abort()
+            await engine.settle()
+    assert [entry for entry in entries if entry["log_level"] not in ("info", "debug")] == []
