@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from millpond_common.contract import labels
 from millpond_operator.desired.children import make_children, make_owner
 from millpond_operator.desired.gateway import GATEWAY_KINDS, make_gateway
-from millpond_operator.desired.kinds import BUDGET, CLAIM, CONFIG_MAP, NETWORK_POLICY
+from millpond_operator.desired.kinds import BUDGET, CLAIM, CONFIG_MAP, NETWORK_POLICY, ROLE_BINDING
 from millpond_operator.desired.manifest import Manifest, Owner
 from millpond_operator.desired.workload import RevisionRecord
 from millpond_operator.plan.actions import STAGE_FIRST, STAGE_REST, Apply, Delete
-from millpond_operator.plan.drift import has_drifted
+from millpond_operator.plan.drift import find_difference, has_drifted
 from millpond_operator.plan.settings import PlanSettings
 from millpond_operator.plan.snapshot import Child, PoolSnapshot
 
@@ -46,7 +46,11 @@ def plan_children(snapshot: PoolSnapshot, settings: PlanSettings) -> ChildrenPla
             foreign.append(describe_foreign(live))
         elif live is None or (has_drifted(manifest, live) and not _is_immutable(live)):
             applies.append(make_apply(manifest, stage, live))
-    deletes = [*_drop_unwanted(snapshot, [m for m, _ in wanted]), *_drop_gateway(snapshot)]
+    stale = [d for m in gateway if (d := _replace(m, snapshot)) is not None]
+    applies = [
+        a for a in applies if all((a.manifest.kind, a.manifest.name) != (d.kind, d.name) for d in stale)
+    ]
+    deletes = [*stale, *_drop_unwanted(snapshot, [m for m, _ in wanted]), *_drop_gateway(snapshot)]
     return ChildrenPlan(tuple(applies), tuple(deletes), tuple(foreign), tuple(leftovers))
 
 
@@ -92,6 +96,19 @@ def describe_foreign(live: Child) -> str:
 def _is_immutable(live: Child) -> bool:
     """A claim's spec cannot change after it was made; its size is settled by the first apply."""
     return live.kind == CLAIM
+
+
+def _replace(manifest: Manifest, snapshot: PoolSnapshot) -> Delete | None:
+    """The end of a binding to another role, which no apply can change; the next round makes it anew.
+
+    The role has another name once the chart is installed under another name, or for some namespaces instead of all.
+    """
+    live = snapshot.find_child(manifest.kind, manifest.name) if manifest.kind == ROLE_BINDING else None
+    if live is None or live.deleting or not is_ours(live, snapshot):
+        return None
+    if find_difference(manifest.body["roleRef"], live.body.get("roleRef")) is None:
+        return None
+    return Delete(live.kind, live.name, live.uid, "a binding cannot be turned to another role")
 
 
 def _make_gateway(snapshot: PoolSnapshot, settings: PlanSettings) -> list[Manifest]:

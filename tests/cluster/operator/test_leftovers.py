@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import pytest
@@ -155,3 +156,24 @@ def test_a_replica_that_its_node_evicted_is_replaced_and_counts_no_more(world: W
     assert lost in {p["metadata"]["name"] for p in world.list_pods(name)}, "nobody has removed it"
     world.delete(name)
     wait_for("the pool is gone", lambda: not world.exists(name))
+
+
+def test_op_074_the_binding_of_another_release_gives_way(own_world: World) -> None:
+    """The chart was removed and installed under another name while pools served."""
+    world = own_world
+    first = world.start_operator()
+    world.create("moved", replicas=1)
+    world.wait_ready("moved")
+    (pod,) = world.list_pods("moved")
+    binding = ("rbac.authorization.k8s.io/v1", "RoleBinding", "millpond-gateway")
+    assert world.kube.get(*binding)["roleRef"]["name"] == first.settings.plan.build.gateway_role_name
+    first.stop()
+    build = dataclasses.replace(first.settings.plan.build, gateway_role_name="another-gateway")
+    world.start_operator(plan=dataclasses.replace(first.settings.plan, build=build))
+    wait_for(
+        "the binding is to the new role",
+        lambda: [b["roleRef"]["name"] for b in world.kube.list(*binding[:2])] == [build.gateway_role_name],
+    )
+    world.look("moved", times=2)
+    world.wait_ready("moved")
+    assert [p["metadata"]["name"] for p in world.list_pods("moved")] == [pod["metadata"]["name"]]

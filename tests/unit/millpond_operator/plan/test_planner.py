@@ -491,3 +491,18 @@ def test_what_a_node_ended_is_told_while_its_successor_is_not_ready_and_counts_n
     assert decided.status.replicas == 1
     serving = make_living(pool, pods=(make_pod("now", revision=revision),), ended=(ended,))
     assert get_reasons(plan(serving, SETTINGS, NOW))["Ready"][0] == "True"
+
+
+def test_op_074_a_binding_to_the_role_of_another_release_is_replaced() -> None:
+    """The API server refuses to change what a binding is to, so an apply would be refused for ever."""
+    pool = make_pool(replicas=1)
+    living = make_living(pool, pods=make_replicas(pool, 1))
+    build = dataclasses.replace(SETTINGS.build, gateway_role_name="another-release-gateway")
+    settings = dataclasses.replace(SETTINGS, build=build)
+    decided = plan(living, settings, NOW)
+    assert "RoleBinding/millpond-gateway" not in list_applied(decided)
+    (gone,) = [a for a in decided.actions if isinstance(a, Delete)]
+    assert (gone.kind.name, gone.name) == ("RoleBinding", "millpond-gateway")
+    left = tuple(child for child in living.children if child.kind.name != "RoleBinding")
+    applied = list_applied(plan(dataclasses.replace(living, children=left), settings, NOW))
+    assert applied["RoleBinding/millpond-gateway"]["roleRef"]["name"] == "another-release-gateway"
