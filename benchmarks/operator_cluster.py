@@ -26,8 +26,11 @@ from prometheus_client.parser import text_string_to_metric_families
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "hack"))
 
+CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 FIELD_MANAGER = "millpond-benchmark"
 LABEL = "millpond.dev/benchmark"
+STATE_PREFIX = "millpond-benchmark-"
+"""Of the folder a cluster of the benchmark's own lives in; its programs have it in their command lines."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -42,7 +45,7 @@ def use_cluster() -> Iterator[Path]:
     from devcluster import lifecycle
     from devcluster.paths import find_layout
 
-    with tempfile.TemporaryDirectory(prefix="millpond-benchmark-") as folder:
+    with tempfile.TemporaryDirectory(prefix=STATE_PREFIX) as folder:
         environ = {**os.environ, "MILLPOND_STATE_DIR": folder}
         layout = find_layout(environ, Path.home())
         lifecycle.up(layout, node=False, environ=environ)
@@ -165,8 +168,25 @@ class OperatorProcess:
     def read_cpu_seconds(self) -> float:
         """CPU time it has used."""
         assert self.process is not None
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
+        return read_cpu_seconds(self.process.pid)
+
+
+def read_cpu_seconds(pid: int | str) -> float:
+    """CPU time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def read_control_plane_cpu() -> dict[str, float]:
+    """CPU seconds by program of a control plane of the benchmark's own; empty for one that was given."""
+    found: dict[str, float] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it may end meanwhile
+            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            program = Path(words[0]).name
+            if program in CONTROL_PLANE and any(STATE_PREFIX in word for word in words):
+                found[program] = read_cpu_seconds(folder.name)
+    return found
 
 
 def make_pool(name: str, **spec: Any) -> dict[str, Any]:

@@ -56,7 +56,8 @@ class FakeNode:
 
     def _watch(self) -> None:
         core = client.CoreV1Api(connect(self._kubeconfig))
-        stream = watch.Watch().stream(
+        # Plain objects: models of a thousand pods would cost more than all that is measured.
+        stream = watch.Watch(return_type="object").stream(
             core.list_pod_for_all_namespaces, resource_version="0", timeout_seconds=3600
         )
         for event in stream:
