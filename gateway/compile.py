@@ -115,7 +115,7 @@ def compile_modules(folder: Path, python: str) -> None:
 
     os.environ["MYPYPATH"] = f"{folder}{os.pathsep}{_SOURCES[1].parent}"
     os.chdir(folder)
-    options = ["--python-executable", python, "--config-file", "", "--cache-dir", os.devnull]
+    options = ["--python-executable", python, "--config-file", "", "--cache-dir", f"{_BUILD}/types"]
     options += ["--ignore-missing-imports"]
     paths = [f"{PACKAGE}/{module}" for module in MODULES]
     groups: list[tuple[list[str], str | None]] = [

@@ -6,7 +6,7 @@ hedged; never while the pool is saturated; at most 2 % of requests (Dean, Barros
 
 from __future__ import annotations
 
-from collections import deque
+from array import array
 from enum import StrEnum
 from typing import Final
 
@@ -33,14 +33,21 @@ class LatenessBook:
     """How much later first tokens come than predicted: the 99th percentile of recent ratios."""
 
     def __init__(self, *, size: int = 512, min_samples: int = 100) -> None:
-        self._ratios: deque[float] = deque(maxlen=size)
+        self._ratios = array("d")  # not objects of their own, which would keep a burst's memory
+        self._size = size
+        self._next = 0
         self._min_samples = min_samples
         self._p99: float | None = None
         self._num_since = 0
 
     def note(self, *, predicted_seconds: float, seconds: float) -> None:
         """Take one measured time to first token."""
-        self._ratios.append(seconds / max(predicted_seconds, _MIN_PREDICTION_SECONDS))
+        ratio = seconds / max(predicted_seconds, _MIN_PREDICTION_SECONDS)
+        if len(self._ratios) < self._size:
+            self._ratios.append(ratio)
+        else:
+            self._ratios[self._next] = ratio
+            self._next = (self._next + 1) % self._size
         self._num_since += 1
         if len(self._ratios) >= self._min_samples and (self._p99 is None or self._num_since >= _RENEW_AFTER):
             ordered = sorted(self._ratios)

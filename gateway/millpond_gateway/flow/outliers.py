@@ -7,7 +7,7 @@ goes on by load and the pool's condition says so.
 
 from __future__ import annotations
 
-from collections import deque
+from array import array
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Final
@@ -37,11 +37,51 @@ _MAX_EVENTS: Final = 256
 _HALF_OPEN_CLIENTS: Final = 2
 
 
+class _Events:
+    """The newest attempts: when, whose, and whether it was a fault.
+
+    In arrays made once: objects of their own, made during a burst and kept, would keep its memory.
+    """
+
+    __slots__ = ("_clients", "_count", "_faults", "_next", "_times")
+
+    def __init__(self) -> None:
+        self._times = array("d", bytes(8 * _MAX_EVENTS))
+        self._clients = array("q", bytes(8 * _MAX_EVENTS))
+        self._faults = bytearray(_MAX_EVENTS)
+        self._next = self._count = 0
+
+    def append(self, now: float, client: str, fault: bool) -> None:
+        position = self._next
+        self._times[position] = now
+        self._clients[position] = hash(client)  # only told apart, never named
+        self._faults[position] = fault
+        self._next = (position + 1) % _MAX_EVENTS
+        self._count = min(self._count + 1, _MAX_EVENTS)
+
+    def clear(self) -> None:
+        self._next = self._count = 0
+
+    def count_clients(self) -> int:
+        return len(set(self._clients[: self._count]))
+
+    def count_since(self, since: float) -> int:
+        return sum(1 for position in range(self._count) if self._times[position] >= since)
+
+    def list_faults(self, since: float) -> list[int]:
+        """Clients of the faults since then, one entry per fault."""
+        return [
+            self._clients[position]
+            for position in range(self._count)
+            if self._faults[position] and self._times[position] >= since
+        ]
+
+
 class _Replica:
     __slots__ = ("ejected_until", "events", "num_ejections", "probing", "relapsed")
 
     def __init__(self) -> None:
-        self.events: deque[tuple[float, str, bool]] = deque(maxlen=_MAX_EVENTS)
+        self.events = _Events()
         self.ejected_until: float | None = None
         self.num_ejections = 0
         self.probing = False
@@ -61,11 +101,11 @@ class OutlierBook:
             return
         replica = self._replicas.setdefault(uid, _Replica())
         fault = evidence is Evidence.FAULT
-        replica.events.append((now, client, fault))
+        replica.events.append(now, client, fault)
         if replica.probing:
             if not fault:
                 _close(replica)
-            elif len({name for _, name, _ in replica.events}) >= _HALF_OPEN_CLIENTS:
+            elif replica.events.count_clients() >= _HALF_OPEN_CLIENTS:
                 replica.relapsed = True
 
     def note_probe(self, uid: str, *, ok: bool) -> None:
@@ -113,7 +153,7 @@ class OutlierBook:
         if replica.probing:
             return False
         num_faults = len(self._faults(replica, now))
-        num_recent = len(self._recent(replica, now))
+        num_recent = replica.events.count_since(now - self._settings.window_seconds)
         enough = num_faults >= self._settings.min_faults
         return enough and num_faults * 100 >= num_recent * self._settings.fault_percent
 
@@ -130,13 +170,9 @@ class OutlierBook:
             replica.ejected_until = None
             replica.probing = True
 
-    def _recent(self, replica: _Replica, now: float) -> list[tuple[float, str, bool]]:
-        since = now - self._settings.window_seconds
-        return [event for event in replica.events if event[0] >= since]
-
-    def _faults(self, replica: _Replica, now: float) -> list[str]:
+    def _faults(self, replica: _Replica, now: float) -> list[int]:
         """Clients of the recent faults, one entry per fault."""
-        return [client for _, client, fault in self._recent(replica, now) if fault]
+        return replica.events.list_faults(now - self._settings.window_seconds)
 
 
 def _close(replica: _Replica) -> None:

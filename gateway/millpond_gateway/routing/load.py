@@ -140,10 +140,18 @@ class LoadBook:
         replica = self._replicas.get(uid)
         return _NO_LOAD if replica is None else replica.all
 
-    def live_own(self, uid: str) -> Load:
-        """The same of what this process alone reserved."""
+    def scale_own(self, uid: str, num_gateways: int) -> Load:
+        """What this process alone reserved, as if every other gateway carried the same."""
         replica = self._replicas.get(uid)
-        return _NO_LOAD if replica is None else replica.own
+        if replica is None:
+            return _NO_LOAD
+        own = replica.own
+        return Load(
+            own.queued_tokens * num_gateways,
+            own.output_tokens * num_gateways,
+            own.kv_blocks,
+            own.decoding_blocks * num_gateways,
+        )
 
     def view(self, uid: str) -> ReplicaLoad:
         """Sums of one replica; zeros when nothing is reserved on it."""

@@ -34,7 +34,7 @@ from millpond_gateway.routing.records import (
     Role,
     Usage,
 )
-from millpond_gateway.routing.score import Load, Score
+from millpond_gateway.routing.score import Score
 from millpond_gateway.routing.sessions import SessionBook
 from millpond_gateway.routing.settings import RoutingSettings
 from millpond_gateway.routing.speed import SpeedBook
@@ -340,12 +340,13 @@ class Router:
         settings = self.settings
         speeds = [self.speeds.tokens_per_second(endpoint.uid) for endpoint in candidates]
         price = compute_price(self.work.per_second(now) / sum(speeds), settings)
+        num_gateways = self._partition_gateways
         scores: list[Score] = []
         for endpoint, speed in zip(candidates, speeds, strict=True):
             uid = endpoint.uid
             score = compute_score(
                 endpoint,
-                self.load.live(uid) if self._partition_gateways == 1 else self._scale_own_load(uid),
+                self.load.live(uid) if num_gateways == 1 else self.load.scale_own(uid, num_gateways),
                 request,
                 settings,
                 prediction=predictions.get(uid, NOTHING),
@@ -356,17 +357,6 @@ class Router:
             )
             scores.append(score)
         return scores
-
-    def _scale_own_load(self, uid: str) -> Load:
-        """Own load as if every unreachable gateway carried the same."""
-        own = self.load.live_own(uid)
-        factor = self._partition_gateways
-        return Load(
-            own.queued_tokens * factor,
-            own.output_tokens * factor,
-            own.kv_blocks,
-            own.decoding_blocks * factor,
-        )
 
     def _note_routed(self, reservation: Reservation, keys: Sequence[int], now: float) -> None:
         self.work.add(reservation.uncached_tokens, now)
