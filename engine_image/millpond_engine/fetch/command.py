@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
+import sys
+import threading
 from pathlib import Path
 
 from millpond_engine.fetch.model import DEFAULT_REVISION, run_fetch, run_inspect
 from millpond_engine.termination import HELP, choose_termination_path
+
+STOPPED = 128 + signal.SIGTERM
+"""Exit code after SIGTERM, as a shell would tell it."""
 
 
 def add_fetch_flags(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +46,7 @@ def _add_termination_flag(parser: argparse.ArgumentParser) -> None:
 
 def run_fetch_command(arguments: argparse.Namespace) -> int:
     """Fetch; returns the exit code."""
+    _end_on_sigterm()
     return run_fetch(
         arguments.source,
         arguments.to,
@@ -50,5 +58,25 @@ def run_fetch_command(arguments: argparse.Namespace) -> int:
 
 def run_inspect_command(arguments: argparse.Namespace) -> int:
     """Tell the size of a model that is here; returns the exit code."""
+    _end_on_sigterm()
     path = choose_termination_path(arguments.termination_message)
     return run_inspect(arguments.path, termination_message=path)
+
+
+def _end_on_sigterm() -> None:
+    """End at once when asked to: what arrived is kept, and a pod that nobody wants any more goes.
+
+    The first process of a container has no default for SIGTERM: it would stay for the pod's whole grace. A thread
+    ends it, since Python's own handlers wait while a compiled library reads.
+    """
+    told, tells = os.pipe()
+    os.set_blocking(tells, False)
+    signal.set_wakeup_fd(tells)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+
+    def wait() -> None:
+        os.read(told, 1)
+        print("fetch: asked to stop; what arrived is kept", file=sys.stderr, flush=True)
+        os._exit(STOPPED)
+
+    threading.Thread(target=wait, name="sigterm", daemon=True).start()

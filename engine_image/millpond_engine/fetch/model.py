@@ -76,7 +76,7 @@ def fetch_model(
         if parsed.scheme == "file":
             return _link_local(parsed, directory, sha256)
         with make_client(settings.stall_seconds) as client:
-            listing = _list_with_retries(client, parsed, revision or DEFAULT_REVISION, settings)
+            listing = _list_with_retries(client, parsed, revision or DEFAULT_REVISION, settings, say)
             fetched = _download_all(listing, directory, sha256, settings, say)
         _write_note(directory, wanted, listing.revision, fetched)
     say(f"{source} is in {directory}: {len(fetched)} files, {_gib(sum(file.size_bytes for file in fetched))}")
@@ -135,7 +135,11 @@ def _list(client: httpx.Client, source: ModelSource, revision: str, stall_second
 
 
 def _list_with_retries(
-    client: httpx.Client, source: ModelSource, revision: str, settings: FetchSettings
+    client: httpx.Client,
+    source: ModelSource,
+    revision: str,
+    settings: FetchSettings,
+    say: Callable[[str], None],
 ) -> Listing:
     attempt = 1
     while True:
@@ -145,6 +149,7 @@ def _list_with_retries(
             attempt += 1
             if attempt > settings.retry.max_attempts:
                 raise
+            say(f"{error.reason}: {error}; trying again")
             time.sleep(settings.retry.delay(attempt, error.retry_after_seconds, 0.5))
 
 
