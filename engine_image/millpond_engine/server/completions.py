@@ -53,7 +53,9 @@ async def handle_completions(request: web.Request) -> web.StreamResponse:
     renderer = CompletionRenderer(
         context.tokenizer, call, prompts if body.echo else None, body.max_tokens == 0
     )
-    if body.max_tokens == 0 and call.options.num_logprobs is None and not body.stream:
+    options = call.options
+    reports = options.num_logprobs is not None or options.num_prompt_logprobs is not None
+    if body.max_tokens == 0 and not reports and not options.stream:
         return _answer_echo(context, call, renderer)
     return await answer_call(context, request, call, renderer)
 
