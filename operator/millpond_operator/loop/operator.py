@@ -75,6 +75,7 @@ class Operator:
             metrics=self.metrics,
             clock=time.monotonic,
             period_seconds=settings.resync_seconds,
+            early_seconds=settings.early_resync_seconds,
         )
         self.scalers = ScalerWatcher(self.kube, time.monotonic, keep_seconds=2 * settings.scaling.interval)
         observer = self._make_observer()

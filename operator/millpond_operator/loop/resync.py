@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -22,6 +22,9 @@ WATCHED = (POOL, POD, *CHILDREN)
 SELECTOR = f"{labels.MANAGED_BY}={labels.MANAGER}"
 """Of every child and its pods, so that the store never holds what is not ours."""
 FIRST_RETRY_SECONDS = 2.0
+EARLY_SECONDS = (5.0, 30.0)
+"""Pauses before the lists that follow the first. The watches begin beside the first one, each with a list of its own:
+of what goes in between, no watch tells, and a pool whose last replica went then would drain for a whole period."""
 
 
 def get_selector(kind: Kind) -> str | None:
@@ -42,6 +45,7 @@ class Resync:
         metrics: Metrics,
         clock: Clock,
         period_seconds: float,
+        early_seconds: Sequence[float] = EARLY_SECONDS,
     ) -> None:
         self._kube = kube
         self._store = store
@@ -50,6 +54,7 @@ class Resync:
         self._metrics = metrics
         self._clock = clock
         self._period_seconds = period_seconds
+        self._early_seconds = tuple(early_seconds)
         self._succeeded_at: float | None = None
         self.synced = asyncio.Event()
 
@@ -59,11 +64,12 @@ class Resync:
         return None if self._succeeded_at is None else self._clock() - self._succeeded_at
 
     async def run(self) -> None:
-        """List until cancelled; a failed round is repeated soon."""
+        """List until cancelled, early again after the first time; a failed round is repeated soon."""
+        early = iter(self._early_seconds)
         while True:
             try:
                 await self.run_once()
-                delay = self._period_seconds
+                delay = min(self._period_seconds, next(early, self._period_seconds))
             except KubeError as error:
                 LOG.warning("resync failed", error=str(error))
                 delay = min(self._period_seconds, FIRST_RETRY_SECONDS)

@@ -8,6 +8,7 @@ from pathlib import Path
 from millpond_common.contract import ports
 from millpond_operator.loop.autoscaler import ScalingSettings
 from millpond_operator.loop.lease import LeaseSettings
+from millpond_operator.loop.resync import EARLY_SECONDS
 from millpond_operator.plan.settings import PlanSettings
 
 
@@ -23,6 +24,8 @@ class OperatorSettings:
     kubeconfig: Path | None = None
     context: str | None = None
     resync_seconds: float = 300.0
+    early_resync_seconds: tuple[float, ...] = EARLY_SECONDS
+    """Pauses before the first full lists after the start."""
     watch_inactivity_seconds: float = 70.0
     """A watch without any event or bookmark for this long is taken for dead; the API server sends one a minute."""
     max_parallel: int = 16

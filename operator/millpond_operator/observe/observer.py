@@ -113,7 +113,7 @@ class Observer:
         pods, ended = self._list_pods(namespace, name)
         workloads = self._list_workloads(namespace, name)
         settled = is_settled(pool)
-        gateway = await self._view_gateway(pool, max_age=choose_report_age(pods, settled=settled))
+        gateway = await self._view_gateway(pool, now, max_age=choose_report_age(pods, settled=settled))
         self._ask(pool, pods, gateway)
         answers = {pod.uid: answer for pod in pods if (answer := self._prober.get_answer(pod)) is not None}
         missing_secrets, missing_claims = await self._find_missing(pool, settled=settled)
@@ -211,13 +211,13 @@ class Observer:
         pools = [SiblingPool(body["metadata"]["name"], body["metadata"]["uid"]) for body in wanting]
         return tuple(pools[:MAX_GATEWAY_OWNERS])
 
-    async def _view_gateway(self, pool: InferencePool, *, max_age: float) -> GatewayView | None:
+    async def _view_gateway(self, pool: InferencePool, now: float, *, max_age: float) -> GatewayView | None:
         if not pool.spec.gateway.enabled:
             return None
         namespace, name = pool.key
         pods = self.list_gateway_pods(namespace)
         view = await self._reports.fetch_view(namespace, name, pods, max_age=max_age)
-        problems = find_problems(tuple(pods), None, "its share") if view.num_ready == 0 else ()
+        problems = find_problems(tuple(pods), None, "its share", now=now) if view.num_ready == 0 else ()
         return dataclasses.replace(view, problem=problems[0].message) if problems else view
 
     def _ask(self, pool: InferencePool, pods: tuple[Pod, ...], gateway: GatewayView | None) -> None:

@@ -62,7 +62,10 @@ class Facts:
             problem
             for role in self.roles
             for problem in find_problems(
-                role.current_pods, self.snapshot.capacity, describe_asked(role, self.snapshot.claim_needs)
+                role.current_pods,
+                self.snapshot.capacity,
+                describe_asked(role, self.snapshot.claim_needs),
+                now=self.now,
             )
         )
 

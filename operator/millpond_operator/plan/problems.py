@@ -37,6 +37,8 @@ SEVERITY = (
 )
 """Which of several problems is reported: what a user can mend first comes first."""
 MAX_LINE = 400
+PATIENCE_SECONDS = 5.0
+"""For which a pod may find no node before that is a problem; most find one within a second of the first try."""
 PROGRAM = "millpond-engine:"
 _MISSING = re.compile(r'(secret|configmap|persistentvolumeclaim) "([^"]+)" not found', re.IGNORECASE)
 _USEFUL = re.compile(r"error|exception|fatal|failed|cannot|not found|denied|out of memory", re.IGNORECASE)
@@ -51,15 +53,19 @@ class Problem:
     message: str
 
 
-def find_problems(pods: tuple[Pod, ...], capacity: Capacity | None, asked: str) -> tuple[Problem, ...]:
+def find_problems(
+    pods: tuple[Pod, ...], capacity: Capacity | None, asked: str, *, now: float
+) -> tuple[Problem, ...]:
     """Problems of the pods that should live, the most telling first.
 
     Args:
         pods: pods of the current revision.
         capacity: free room, where the operator may see nodes.
         asked: what one replica asks for, as text.
+        now: a pod that has just been made may wait for a node that is about to be free, or that somebody adds.
     """
-    found = (find_problem(pod, capacity, asked) for pod in pods if not pod.deleting and not pod.ready)
+    due = (pod for pod in pods if not pod.unschedulable_message or now - pod.created_at >= PATIENCE_SECONDS)
+    found = (find_problem(pod, capacity, asked) for pod in due if not pod.deleting and not pod.ready)
     problems = [problem for problem in found if problem is not None]
     return tuple(sorted(problems, key=lambda problem: (SEVERITY.index(problem.reason), problem.pod)))
 

@@ -178,11 +178,11 @@ async def test_a_burst_of_marks_is_answered_at_once_and_then_once_more() -> None
         at.append(asyncio.get_running_loop().time())
         return Outcome(60.0, wrote=False)
 
-    manager = make_manager(reconcile, spacing_seconds=0.1)
+    manager = make_manager(reconcile, spacing_seconds=1.0)
     for _ in range(10):
         manager.mark("ns", "a")
         await asyncio.sleep(0.005)
-    await asyncio.sleep(0.15)
+    await asyncio.sleep(1.5)
     assert len(at) == 2
     assert at[1] - at[0] >= 0.09
     await manager.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ from tests.support.running_operator import make_settings
 from millpond_common.contract import labels
 from millpond_operator.clients.connection import load_connection
 from millpond_operator.clients.kube import ObjectList
-from millpond_operator.desired.kinds import DEPLOYMENT, POOL
+from millpond_operator.desired.kinds import DEPLOYMENT, POD, POOL
 from millpond_operator.errors import UnreachableError
 from millpond_operator.loop.metrics import Metrics
 from millpond_operator.loop.operator import MISSED_RESYNCS, Operator
-from millpond_operator.loop.resync import WATCHED, Resync
+from millpond_operator.loop.resync import EARLY_SECONDS, WATCHED, Resync
 from millpond_operator.observe.store import Store
 
 PERIOD = 300.0
@@ -93,6 +94,31 @@ async def test_op_012_a_list_finds_what_the_watch_missed_and_marks_the_pool() ->
     await resync.run_once()
     assert store.keys(DEPLOYMENT) == []
     assert read_repairs(metrics, "Deployment") == 2
+
+
+async def test_what_went_while_the_watches_began_is_found_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watches' own first lists do not name it, and nothing else ever will."""
+    kube, clock = Kube(), Clock()
+    resync, store, marked, _ = make_resync(kube, clock)
+    kube.objects = {
+        POOL.plural: [make_object("smol", version=5)],
+        POD.plural: [make_object("smol-1", version=6, pool="smol")],
+    }
+    pauses: list[float] = []
+
+    async def go_on(seconds: float) -> None:
+        assert (store.keys(POD) == []) is bool(pauses)
+        kube.objects[POD.plural] = []
+        kube.version += 1
+        pauses.append(seconds)
+        if len(pauses) == 4:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr("millpond_operator.loop.resync.asyncio.sleep", go_on)
+    with pytest.raises(asyncio.CancelledError):
+        await resync.run()
+    assert pauses == [*EARLY_SECONDS, PERIOD, PERIOD]
+    assert marked == ["smol", "smol", "smol", "smol"]
 
 
 async def test_only_pools_are_listed_without_a_selector() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.support.operator_builders import make_container, make_pod
+from tests.support.operator_builders import NOW, make_container, make_pod
 
 from millpond_common.contract.reasons import ConditionReason
-from millpond_operator.plan.problems import find_problem, find_problems, find_useful_line
+from millpond_operator.plan.problems import PATIENCE_SECONDS, find_problem, find_problems, find_useful_line
 from millpond_operator.plan.snapshot import Capacity
 
 FETCH = {"name": "fetch-model", "is_init": True, "running": False}
@@ -95,7 +95,7 @@ def test_a_container_that_starts_is_no_problem() -> None:
 
 def test_a_past_crash_of_a_ready_container_is_no_problem() -> None:
     pod = make_pod(containers=(make_container(ready=True, restarts=1, exit_code=1),))
-    assert find_problems((pod,), None, "") == ()
+    assert find_problems((pod,), None, "", now=NOW) == ()
 
 
 def test_op_046_the_message_says_what_is_asked_and_what_is_free() -> None:
@@ -125,7 +125,7 @@ def test_a_missing_claim_is_named_as_such() -> None:
 def test_what_a_user_can_mend_comes_before_what_waits() -> None:
     unschedulable = make_pod("a", ready=False, scheduled=False, unschedulable_message="no room")
     crashing = make_pod("b", ready=False, containers=(make_container(exit_code=1),))
-    problems = find_problems((unschedulable, crashing), None, "")
+    problems = find_problems((unschedulable, crashing), None, "", now=NOW)
     assert [problem.reason for problem in problems] == [
         ConditionReason.CRASH_LOOP,
         ConditionReason.UNSCHEDULABLE,
@@ -134,7 +134,7 @@ def test_what_a_user_can_mend_comes_before_what_waits() -> None:
 
 def test_leaving_pods_have_no_problems() -> None:
     pod = make_pod(ready=False, deleting=True, containers=(make_container(exit_code=1),))
-    assert find_problems((pod,), None, "") == ()
+    assert find_problems((pod,), None, "", now=NOW) == ()
 
 
 @pytest.mark.parametrize(
@@ -156,3 +156,12 @@ def test_leaving_pods_have_no_problems() -> None:
 )
 def test_the_useful_line(text: str, line: str) -> None:
     assert find_useful_line(text) == line
+
+
+def test_a_pod_that_was_just_made_may_still_find_its_node() -> None:
+    """Its first try fails while another leaves, or while a node is on its way: no warning for every scale-up."""
+    waiting = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+    pod = make_pod(ready=False, scheduled=False, unschedulable_message=waiting, created_at=NOW)
+    assert find_problems((pod,), None, "", now=NOW + PATIENCE_SECONDS - 0.1) == ()
+    (problem,) = find_problems((pod,), None, "", now=NOW + PATIENCE_SECONDS)
+    assert problem.reason == ConditionReason.UNSCHEDULABLE
