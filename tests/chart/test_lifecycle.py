@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.chart.conftest import CHART, Helm, Manifest
-from tests.fixtures.crds import CRDS
+from tests.fixtures.crds import CRDS, wait_until_served
 from tests.fixtures.own_cluster import OwnCluster
 from tests.support.kube import Kube, wait_for
 from tests.support.pools import make_pool
@@ -53,6 +53,12 @@ class Site:
         )
         return done.stdout + done.stderr
 
+    def create_pool(self) -> Manifest:
+        """Create a pool once the release's CRD is served: Helm does not wait for that."""
+        crd = yaml.safe_load((CRDS / "inferencepools.millpond.dev.yaml").read_text(encoding="utf-8"))
+        wait_until_served(self.kube, crd)
+        return Kube(self.cluster.kubeconfig).create(make_pool(replicas=1))
+
     def uninstall(self, release: str, namespace: str) -> None:
         self.run(
             "uninstall", release, "--namespace", namespace, "--ignore-not-found", "--wait", "--timeout=60s"
@@ -62,7 +68,7 @@ class Site:
 @pytest.fixture
 def site(helm: Helm, own_cluster: OwnCluster) -> Iterator[Site]:
     found = Site(helm, own_cluster, Kube(own_cluster.kubeconfig))
-    wipe = ("delete", "--ignore-not-found", "--wait", "--timeout=60s", "crd/inferencepools.millpond.dev")
+    wipe = ("delete", "--ignore-not-found", "--wait", "--timeout=80s", "crd/inferencepools.millpond.dev")
     own_cluster.kubectl(*wipe)
     yield found
     for release, namespace in (("foo", "bar"), ("other", "elsewhere")):
@@ -73,28 +79,21 @@ def site(helm: Helm, own_cluster: OwnCluster) -> Iterator[Site]:
 def test_op_074_any_release_name_and_namespace_installs(site: Site) -> None:
     notes = site.install("foo", "bar")
     assert "kubectl get mpool" in notes
-    site.cluster.kubectl(
-        "wait", "--for=condition=Established", "--timeout=30s", "crd/inferencepools.millpond.dev"
-    )
-    site.kube.create(make_pool(replicas=1))
+    site.create_pool()
     assert site.kube.exists("apps/v1", "Deployment", "foo-millpond-operator", "bar")
-    site.kube.delete("millpond.dev/v1alpha1", "InferencePool", "pool")
 
 
 def test_op_084_pools_are_read_and_listed_while_no_operator_runs(site: Site) -> None:
     site.install("foo", "bar")
-    site.cluster.kubectl(
-        "wait", "--for=condition=Established", "--timeout=30s", "crd/inferencepools.millpond.dev"
-    )
     assert site.kube.get("apps/v1", "Deployment", "foo-millpond-operator", "bar")["spec"]["replicas"] == 0
-    Kube(site.cluster.kubeconfig).create(make_pool(replicas=1))
+    site.create_pool()
     for command in (("get", "mpool"), ("get", "mpool", "pool", "-o", "wide"), ("describe", "mpool", "pool")):
         assert "pool" in site.cluster.kubectl("-n", "default", *command)
 
 
 def test_op_075_uninstall_ends_and_leaves_the_crd_and_the_pools(site: Site) -> None:
     site.install("foo", "bar")
-    Kube(site.cluster.kubeconfig).create(make_pool(replicas=1))
+    site.create_pool()
     site.uninstall("foo", "bar")
     fresh = Kube(site.cluster.kubeconfig)
     assert fresh.exists("millpond.dev/v1alpha1", "InferencePool", "pool")
@@ -152,8 +151,7 @@ def test_an_upgrade_of_the_chart_upgrades_the_crd(site: Site, tmp_path: Path) ->
     path.write_text(changed, encoding="utf-8")
     site.install("foo", "bar", chart=older)
     assert site.kube.get(*CRD)["spec"]["names"]["shortNames"] == ["oldpool"]
-    site.kube.dynamic.resources.invalidate_cache()
-    Kube(site.cluster.kubeconfig).create(make_pool(replicas=1))
+    site.create_pool()
     site.install("foo", "bar")
     assert site.kube.get(*CRD)["spec"]["names"]["shortNames"] == ["mpool"]
     assert Kube(site.cluster.kubeconfig).exists("millpond.dev/v1alpha1", "InferencePool", "pool")
@@ -221,8 +219,7 @@ def test_op_073_an_upgrade_leaves_pools_untouched_and_brings_the_new_fields(
     site: Site, tmp_path: Path, make_older: Callable[[Path], Path]
 ) -> None:
     site.install("foo", "bar", chart=make_older(tmp_path))
-    site.kube.dynamic.resources.invalidate_cache()
-    Kube(site.cluster.kubeconfig).create(make_pool(replicas=1))
+    site.create_pool()
     before = write_size(site)
     assert "model" not in before["status"], "the older CRD drops what it does not know"
     site.install("foo", "bar")

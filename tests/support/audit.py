@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,16 @@ class Call:
     code: int
 
 
+def read_events(log: Path) -> Iterator[dict[str, Any]]:
+    """Events that are written wholly; the server goes on writing while this reads."""
+    whole, _, _ = log.read_text(encoding="utf-8").rpartition("\n")
+    return (json.loads(line) for line in whole.splitlines())
+
+
 def read_calls(log: Path, user: str) -> list[Call]:
     """Every call of a user on resources. An apply that created something needs the verb create too."""
     calls = []
-    for line in log.read_text(encoding="utf-8").splitlines():
-        event = json.loads(line)
+    for event in read_events(log):
         place = event.get("objectRef")
         if event["user"]["username"] != user or place is None or "resource" not in place:
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from collections.abc import Callable
@@ -15,11 +16,23 @@ Manifest = dict[str, Any]
 FIELD_MANAGER = "millpond-tests"
 
 
-def wait_for(what: str, ready: Callable[[], Any], *, seconds: float = 30.0) -> Any:
-    """Poll until `ready` returns something true, and return that; fails the test with `what` at the deadline."""
+WAIT_SECONDS = 120.0
+"""Longest wait for what must happen sooner or later: how soon says more about the machine than about the code."""
+
+
+def wait_for(
+    what: str,
+    ready: Callable[[], Any],
+    *,
+    seconds: float = WAIT_SECONDS,
+    seen: Callable[[], object] | None = None,
+) -> Any:
+    """Poll until `ready` returns something true, and return that; fails the test at the deadline with what was `seen`."""
     deadline = time.monotonic() + seconds
     while not (result := ready()):
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
+        if time.monotonic() >= deadline:
+            last = f"; seen last: {seen()}" if seen is not None else ""
+            raise AssertionError(f"not within {seconds:.0f} s: {what}{last}")
         time.sleep(0.1)
     return result
 
@@ -83,6 +96,15 @@ class Kube:
         """List objects of a kind; `label_selector` and `field_selector` narrow it."""
         found = self.resource(api_version, kind).get(namespace=namespace or self.namespace, **query)
         return [item.to_dict() for item in found.items]
+
+    def fetch(self, path: str) -> Manifest:
+        """Read a path of the API as it is, past what this client discovered. Raises ApiException."""
+        where = self.api_client.param_serialize("GET", path, auth_settings=["BearerToken"])
+        response = self.api_client.call_api(*where)
+        data = response.read()
+        if not 200 <= response.status < 300:
+            raise ApiException(status=response.status, reason=response.reason)
+        return dict(json.loads(data))
 
     def delete(self, api_version: str, kind: str, name: str, namespace: str | None = None) -> None:
         """Delete one object, children in the background; it may be gone already."""

@@ -6,10 +6,11 @@ test; without one, every pod runs and is ready at once.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from tests.support.kube import Kube
+from urllib3.exceptions import HTTPError
 
 Manifest = dict[str, Any]
 POLL_SECONDS = 0.05
@@ -91,18 +93,28 @@ class FakeKubelet:
         api = client.CoreV1Api(Kube(self._kube.kubeconfig).api_client)
         beat_at = 0.0
         while not self._stop.is_set():
-            try:
+            with self._go_on():
                 if time.monotonic() >= beat_at:
                     self._beat(api)
                     beat_at = time.monotonic() + HEARTBEAT_SECONDS
+            with self._go_on():
                 listed = api.list_namespaced_pod(self._kube.namespace, _preload_content=False).json()
                 self.pods = listed["items"]
-                for pod in self.pods:
+            for pod in self.pods:
+                with self._go_on():
                     self._tend(api, pod)
-            except ApiException as error:
-                if error.status not in (404, 409):
-                    self.errors.append(f"{error.status}: {error.body}")
             self._stop.wait(POLL_SECONDS)
+
+    @contextlib.contextmanager
+    def _go_on(self) -> Iterator[None]:
+        """A call that fails is repeated by the next round; one pod's trouble stops no other."""
+        try:
+            yield
+        except ApiException as error:
+            if error.status not in (404, 409):
+                self.errors.append(f"{error.status}: {error.body}")
+        except HTTPError as error:
+            self.errors.append(repr(error))
 
     def _beat(self, api: client.CoreV1Api) -> None:
         """Say that the node lives: from one that says nothing, pods are evicted after some minutes."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from kubernetes.client.exceptions import ApiException
 from tests.support.fake_gateway import FakeGateway
-from tests.support.kube import Kube, wait_for
+from tests.support.kube import WAIT_SECONDS, Kube, wait_for
 from tests.support.kubelet import Behaviour, FakeKubelet
 from tests.support.pools import make_pool
 from tests.support.running_operator import RunningOperator, make_settings
@@ -60,8 +62,10 @@ class World:
         finally:
             self.kubelet.stop()
             for pool in self.kube.list(*POOL_API):
-                self.patch(pool["metadata"]["name"], {"metadata": {"finalizers": None}})
-            self.kube.core.delete_namespace(self.namespace, grace_period_seconds=0)
+                with _unless_gone():
+                    self.patch(pool["metadata"]["name"], {"metadata": {"finalizers": None}})
+            with _unless_gone():
+                self.kube.core.delete_namespace(self.namespace, grace_period_seconds=0)
 
     def _behave(self, pod: Manifest) -> Behaviour:
         pool = (pod["metadata"].get("labels") or {}).get(labels.POOL, "")
@@ -98,9 +102,7 @@ class World:
 
     def get_condition(self, name: str, kind: str = "Ready") -> Manifest:
         """A condition, empty values where it is not there yet."""
-        conditions = self.get(name).get("status", {}).get("conditions") or []
-        empty = {"status": "", "reason": "", "message": "", "observedGeneration": 0}
-        return next((c for c in conditions if c["type"] == kind), empty)
+        return find_condition(self.get(name), kind)
 
     def list_workloads(self, name: str) -> list[Manifest]:
         """Engine Deployments of a pool."""
@@ -118,9 +120,9 @@ class World:
         return [event for event in own if reason is None or event["reason"] == reason]
 
     def wait_event(self, name: str, reason: str) -> Manifest:
-        """Wait for the one event with a reason; it is posted after the status."""
-        (event,) = wait_for(f"event {reason} of {name}", lambda: self.list_events(name, reason))
-        return dict(event)
+        """Wait for an event with a reason; it is posted after the status. That there is no other is not said."""
+        found = wait_for(f"event {reason} of {name}", lambda: self.list_events(name, reason))
+        return dict(found[0])
 
     def fetch_table(self, name: str) -> Manifest:
         """A pool as kubectl shows it."""
@@ -147,8 +149,15 @@ class World:
 
     # --- wait ----------------------------------------------------------------------------------------------------
 
-    def wait_ready(self, name: str, *, seconds: float = 60.0) -> Manifest:
-        """Wait until the pool is Ready at its current generation; how soon is no matter, unless the test says so."""
+    def look(self, name: str, *, times: int = 1) -> None:
+        """Wait until the operator has looked at the pool anew, with everything it writes: then nothing is under way."""
+        self.operator.look(name, times=times)
+
+    def wait_ready(self, name: str, *, seconds: float = WAIT_SECONDS) -> Manifest:
+        """Wait until the pool is Ready at its current generation; how soon is no matter, unless the test says so.
+
+        What the returned status says was written together. It may be older than a change that is not one of the spec.
+        """
 
         def ready() -> Manifest | None:
             pool = self.get(name)
@@ -160,20 +169,71 @@ class World:
 
         return self._wait(name, f"pool {name} is Ready", ready, seconds)
 
-    def wait_reason(self, name: str, reason: str, *, kind: str = "Ready", seconds: float = 60.0) -> Manifest:
+    def wait_reason(
+        self, name: str, reason: str, *, kind: str = "Ready", seconds: float = WAIT_SECONDS
+    ) -> Manifest:
         """Wait for the reason of a condition."""
+        pool = self.wait_pool(
+            name,
+            f"{kind} has reason {reason}",
+            lambda pool: find_condition(pool, kind)["reason"] == reason,
+            seconds=seconds,
+        )
+        return find_condition(pool, kind)
+
+    def wait_pool(
+        self,
+        name: str,
+        what: str,
+        holds: Callable[[Manifest], object],
+        *,
+        seconds: float = WAIT_SECONDS,
+    ) -> Manifest:
+        """Wait until the pool is as wanted, and return it as it was then: one status is one write."""
 
         def there() -> Manifest | None:
-            condition = self.get_condition(name, kind)
-            return condition if condition["reason"] == reason else None
+            pool = self.get(name)
+            return pool if holds(pool) else None
 
-        return self._wait(name, f"{kind} of {name} has reason {reason}", there, seconds)
+        return dict(self._wait(name, f"pool {name}: {what}", there, seconds))
+
+    def wait_status(self, name: str, what: str, holds: Callable[[Manifest], object]) -> Manifest:
+        """As `wait_pool`, by the status alone, which is returned."""
+        status = self.wait_pool(name, what, lambda pool: holds(pool.get("status") or {}))["status"]
+        return dict(status)
+
+    def wait_pods(
+        self, name: str, what: str, holds: Callable[[list[Manifest]], object], *, leaving: bool = False
+    ) -> list[Manifest]:
+        """Wait until the engine pods are as wanted, and return them as they were then."""
+
+        def there() -> tuple[list[Manifest]] | None:
+            pods = self.list_pods(name, leaving=leaving)
+            return (pods,) if holds(pods) else None
+
+        (pods,) = self._wait(name, f"pods of {name}: {what}", there, WAIT_SECONDS)
+        return list(pods)
 
     def _wait(self, name: str, what: str, ready: Callable[[], Any], seconds: float) -> Any:
-        try:
-            return wait_for(what, ready, seconds=seconds)
-        except AssertionError as error:
+        def see() -> str:
             condition = self.get_condition(name)
-            raise AssertionError(
-                f"{error}; Ready is {condition['status']} {condition['reason']}: {condition['message']}"
-            ) from None
+            return f"Ready is {condition['status']} {condition['reason']}: {condition['message']}"
+
+        return wait_for(what, ready, seconds=seconds, seen=see)
+
+
+def find_condition(pool: Manifest, kind: str = "Ready") -> Manifest:
+    """A condition of a pool that was read, empty values where it is not there yet."""
+    conditions = pool.get("status", {}).get("conditions") or []
+    empty = {"status": "", "reason": "", "message": "", "observedGeneration": 0}
+    return next((c for c in conditions if c["type"] == kind), empty)
+
+
+@contextlib.contextmanager
+def _unless_gone() -> Iterator[None]:
+    """What the test, or the namespace's end, has taken away already needs no removal."""
+    try:
+        yield
+    except ApiException as error:
+        if error.status != 404:
+            raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,16 @@ from millpond_operator.desired.settings import BuildSettings
 from millpond_operator.handlers.run import run_operator
 from millpond_operator.loop.lease import LeaseSettings
 from millpond_operator.loop.operator import Operator
+from millpond_operator.loop.reconciler import Outcome
 from millpond_operator.loop.settings import OperatorSettings
 from millpond_operator.plan.settings import PlanSettings
 
-START_SECONDS = 30.0
+START_SECONDS = 60.0
+
+
+def make_lease(namespace: str) -> LeaseSettings:
+    """A Lease that is looked at often, and that no pause of a busy machine loses: who stops gives it up at once."""
+    return LeaseSettings(namespace=namespace, duration=60.0, deadline=40.0, period=0.5)
 
 
 def make_settings(
@@ -40,7 +47,7 @@ def make_settings(
             settled_recheck_seconds=5.0,
             draining_recheck_seconds=1.0,
         ),
-        lease=LeaseSettings(namespace=namespace, duration=6.0, deadline=4.0, period=0.5),
+        lease=make_lease(namespace),
         identity=identity,
         namespaces=(namespace,),
         listen_host="127.0.0.1",
@@ -63,6 +70,9 @@ class RunningOperator:
         self._thread = threading.Thread(target=self._run, name=f"operator {settings.identity}", daemon=True)
         self.operator: Operator | None = None
         self.failure: BaseException | None = None
+        self._begun: Counter[str] = Counter()
+        self._ended: Counter[str] = Counter()
+        """Rounds by pool."""
 
     def start(self) -> RunningOperator:
         """Start and wait until it runs."""
@@ -91,6 +101,32 @@ class RunningOperator:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self.operator.mark, self.settings.namespaces[0], name)
 
+    def look(self, name: str, *, times: int = 1) -> None:
+        """Have a pool looked at, and wait until looks that began after this call have ended, their writes included."""
+        assert self._loop is not None
+        for _ in range(times):
+            asyncio.run_coroutine_threadsafe(self._look(name), self._loop).result()
+
+    async def _look(self, name: str) -> None:
+        assert self.operator is not None
+        wanted = self._begun[name] + 1
+        self.operator.mark(self.settings.namespaces[0], name)
+        async with asyncio.timeout(START_SECONDS):
+            while self._ended[name] < wanted:
+                await asyncio.sleep(0.01)
+
+    def _count_looks(self, operator: Operator) -> None:
+        reconcile = operator.manager.reconcile
+
+        async def counted(namespace: str, name: str) -> Outcome | None:
+            self._begun[name] += 1
+            try:
+                return await reconcile(namespace, name)
+            finally:
+                self._ended[name] += 1
+
+        operator.manager.reconcile = counted
+
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
@@ -103,6 +139,7 @@ class RunningOperator:
         connection = load_connection(self._kubeconfig)
 
         def note(operator: Operator) -> None:
+            self._count_looks(operator)
             self.operator = operator
             self._started.set()
 

@@ -66,7 +66,7 @@ def release_pools(own: OwnCluster) -> None:
 def remove_all(own: OwnCluster) -> None:
     release_pools(own)
     names = [f"crd/inferencepools.{THEIR_GROUP}", "crd/inferencepools.millpond.dev"]
-    own.kubectl("delete", "--ignore-not-found", "--wait", "--timeout=60s", *names)
+    own.kubectl("delete", "--ignore-not-found", "--wait", "--timeout=80s", *names)
 
 
 def install_theirs(kube: Kube, folder: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.fixtures.cluster import Cluster
-from tests.support.kube import Kube, wait_for
+from tests.support.kube import Kube
 from tests.support.operator_world import World
 
 from millpond_operator.api.pool import parse_pool
@@ -92,9 +92,7 @@ def test_op_092_devices_of_a_claim_are_counted_in_budget_and_status(
     world.wait_ready("claiming")
     pods = world.list_pods("claiming")
     assert [pod["spec"]["containers"][0]["resources"]["claims"] for pod in pods] == [[{"name": "gpu"}]] * 2
-    wait_for(
-        "the status to count them", lambda: world.get("claiming")["status"]["roles"][0].get("devices") == 4
-    )
+    world.wait_status("claiming", "counts them", lambda status: status["roles"][0].get("devices") == 4)
     needs, rooms = asyncio.run(look(crds, parse_pool(world.get("claiming"))))
     assert needs == {"Both": ClaimNeed(devices, 2)}
     assert rooms["Both"].free == {devices: 3}
@@ -105,4 +103,5 @@ def test_a_template_that_is_missing_is_waited_for(world: World) -> None:
     """Kubernetes holds the pod back; the number of devices stays unknown instead of zero."""
     world.create("unclaimed", replicas=1, **make_claiming("absent"))
     world.wait_ready("unclaimed")
+    world.look("unclaimed", times=2)
     assert "devices" not in world.get("unclaimed")["status"]["roles"][0]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from tests.support.kube import wait_for
 from tests.support.kubelet import Behaviour
 from tests.support.operator_world import World
+from tests.support.running_operator import make_lease
 
 from millpond_common.contract import labels
-from millpond_operator.loop.lease import LeaseSettings
 
 pytestmark = pytest.mark.cluster
 
@@ -30,19 +32,22 @@ def make_other_namespace(world: World) -> Iterator[str]:
 def test_a_deleted_pool_drains_before_it_goes(world: World) -> None:
     world.create("leaves", replicas=2)
     world.wait_ready("leaves")
-    world.behaviours["leaves"] = lambda _pod: Behaviour(drain_seconds=4.0)
+    world.behaviours["leaves"] = lambda _pod: Behaviour(drain_seconds=math.inf)
     world.delete("leaves")
     condition = world.wait_reason("leaves", "Draining")
-    assert "2 replicas still to leave" in condition["message"] or "replica" in condition["message"]
-    assert all(
-        p["metadata"]["labels"].get(labels.CORDONED) == "true"
-        for p in world.list_pods("leaves", leaving=True)
-    )
+    assert "2 replicas still to leave" in condition["message"]
+    pods = world.wait_pods("leaves", "both are told to leave", are_leaving, leaving=True)
+    assert [p["metadata"]["labels"].get(labels.CORDONED) for p in pods] == ["true", "true"]
+    world.look("leaves")
+    assert world.exists("leaves"), "it went before its replicas"
+    world.behaviours["leaves"] = lambda _pod: Behaviour()
     wait_for("the pool is gone", lambda: not world.exists("leaves"))
     assert world.list_pods("leaves", leaving=True) == []
-    wait_for(
-        "the garbage collector took the children", lambda: not world.list_workloads("leaves"), seconds=20
-    )
+    wait_for("the garbage collector took the children", lambda: not world.list_workloads("leaves"))
+
+
+def are_leaving(pods: list[dict[str, Any]]) -> bool:
+    return all(pod["metadata"].get("deletionTimestamp") for pod in pods)
 
 
 def test_op_009_deletion_while_no_operator_runs(own_world: World) -> None:
@@ -59,19 +64,18 @@ def test_op_009_deletion_while_no_operator_runs(own_world: World) -> None:
     world.patch("escaped", {"metadata": {"finalizers": None}})
     wait_for("the documented escape works", lambda: not world.exists("escaped"))
     world.start_operator()
-    wait_for("the deletion completes", lambda: not world.exists("orphan"), seconds=20)
+    wait_for("the deletion completes", lambda: not world.exists("orphan"))
 
 
 def test_op_009_a_namespace_with_a_pool_can_be_deleted(own_world: World) -> None:
     """The operator and its Lease live elsewhere: where they do not, they go too, and only the escape is left."""
     world = own_world
     with make_other_namespace(world) as elsewhere:
-        lease = LeaseSettings(namespace=elsewhere, duration=6.0, deadline=4.0, period=0.5)
-        running = world.start_operator(lease=lease)
+        running = world.start_operator(lease=make_lease(elsewhere))
         world.create("inside", replicas=1)
         world.wait_ready("inside")
         world.kube.core.delete_namespace(world.namespace)
-        wait_for("the pool is gone", lambda: not world.exists("inside"), seconds=60)
+        wait_for("the pool is gone", lambda: not world.exists("inside"))
         running.stop()
 
 
@@ -84,7 +88,7 @@ def test_the_gateway_goes_with_the_last_pool(own_world: World) -> None:
     world.wait_ready("two")
     world.delete("one")
     wait_for("the first pool is gone", lambda: not world.exists("one"))
-    world.operator.mark("two")
+    world.look("two", times=2)
     world.wait_ready("two")
     assert world.kube.exists("apps/v1", "Deployment", "millpond-gateway")
     world.delete("two")
@@ -92,5 +96,4 @@ def test_the_gateway_goes_with_the_last_pool(own_world: World) -> None:
     wait_for(
         "so is the gateway",
         lambda: not world.kube.exists("apps/v1", "Deployment", "millpond-gateway"),
-        seconds=20,
     )

@@ -9,7 +9,7 @@ import time
 import pytest
 from kubernetes.client.exceptions import ApiException
 from tests.fixtures.cluster import Cluster
-from tests.support.kube import Kube, wait_for
+from tests.support.kube import Kube
 from tests.support.kubelet import Behaviour
 from tests.support.operator_builders import get_role, make_pool
 from tests.support.operator_world import World
@@ -50,14 +50,15 @@ def test_op_091_a_model_too_large_is_refused_with_numbers_until_the_spec_changes
     ):
         assert number in condition["message"]
     assert world.get_condition("large")["reason"] == "ModelTooLarge"
-    wait_for("its pod to go", lambda: world.list_pods("large", leaving=True) == [])
+    world.wait_pods("large", "none is left", lambda pods: pods == [], leaving=True)
     assert world.get("large")["status"]["model"]["numParameters"] == FACTS["numParameters"]
     assert world.wait_event("large", "ModelTooLarge")["type"] == "Warning"
 
     # Another pool with the same files is refused before its first pod.
     world.create("twin", replicas=1, model=MODEL, engine=ENGINE, resources=limits)
     world.wait_reason("twin", "ModelTooLarge")
-    time.sleep(1)
+    world.look("twin", times=3)
+    time.sleep(1)  # a controller would need less to make a pod
     assert world.list_pods("twin", leaving=True) == []
 
     world.behaviours["large"] = lambda _pod: Behaviour(init_message=TOLD)
@@ -99,6 +100,8 @@ def test_the_memory_of_gpus_is_read_from_the_labels_of_real_nodes(crds: Cluster)
             "apiVersion": "v1",
             "kind": "Node",
             "metadata": {"name": name, "labels": {"nvidia.com/gpu.memory": "24576", "test": name}},
+            # It would take pods of others otherwise, and run none of them.
+            "spec": {"taints": [{"key": "millpond.dev/test-node", "effect": "NoSchedule"}]},
         }
     )
     status = {

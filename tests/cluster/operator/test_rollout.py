@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from tests.support.operator_world import World
 
 from millpond_common.contract import labels
 from millpond_common.contract.gateway_report import RevisionReport
+from millpond_operator.observe.observer import MOVING_REPORT_SECONDS
 
 pytestmark = pytest.mark.cluster
 
@@ -27,25 +30,24 @@ def test_op_023_the_old_replica_stays_until_the_gateway_routes_to_the_new(world:
     world.gateway.hide_new = True
     try:
         world.patch("handover", {"spec": {"engine": {"maxModelTokens": 4096}}})
-        ready = wait_for(
-            "the new replica is ready",
-            lambda: [p for p in world.list_pods("handover") if get_revision(p) != old and is_ready(p)],
-        )
-        for _ in range(20):
-            world.operator.mark("handover")
+        wait_new_revision(world, "handover", old)
+        world.look("handover", times=3)
         world.operator.resync()
+        world.look("handover")
         assert pod["metadata"]["name"] in {p["metadata"]["name"] for p in world.list_pods("handover")}
         assert world.get_condition("handover")["reason"] == "RollingOut"
-        assert len(ready) == 1
+        assert len([p for p in world.list_pods("handover") if get_revision(p) != old]) == 1
     finally:
         world.gateway.hide_new = False
     status = world.wait_ready("handover")["status"]
     assert status["revision"] != old
-    wait_for(
-        "the old revision is gone",
-        lambda: {get_revision(p) for p in world.list_pods("handover", leaving=True)} == {status["revision"]},
+    world.wait_pods(
+        "handover",
+        "none of the old revision",
+        lambda pods: {get_revision(p) for p in pods} == {status["revision"]},
+        leaving=True,
     )
-    assert len(world.list_workloads("handover")) == 1
+    wait_for("one Deployment is left", lambda: len(world.list_workloads("handover")) == 1)
 
 
 def is_ready(pod: dict[str, Any]) -> bool:
@@ -104,10 +106,12 @@ def test_a_scale_down_cordons_the_least_valuable_replica_first(world: World) -> 
     world.create("victims", replicas=3)
     world.wait_ready("victims")
     names = sorted(pod["metadata"]["name"] for pod in world.list_pods("victims"))
-    for value, name in enumerate(names):
+    victim = names[-1]  # without any value the first name would leave
+    for value, name in enumerate(reversed(names)):
         world.gateway.unique_cached_tokens[name] = 1000 * (value + 1)
-    world.behaviours["victims"] = lambda _pod: Behaviour(drain_seconds=6.0)
-    world.gateway.open_requests[names[0]] = 5
+    world.behaviours["victims"] = lambda _pod: Behaviour(drain_seconds=math.inf)
+    world.gateway.open_requests[victim] = 5
+    time.sleep(MOVING_REPORT_SECONDS + 0.1)  # an older report says nothing of these values
     world.patch("victims", {"spec": {"replicas": 2}})
     leaving = wait_for(
         "one replica leaves",
@@ -115,14 +119,15 @@ def test_a_scale_down_cordons_the_least_valuable_replica_first(world: World) -> 
             p for p in world.list_pods("victims", leaving=True) if p["metadata"].get("deletionTimestamp")
         ],
     )
-    assert [pod["metadata"]["name"] for pod in leaving] == [names[0]]
+    assert [pod["metadata"]["name"] for pod in leaving] == [victim]
     assert leaving[0]["metadata"]["labels"][labels.CORDONED] == "true"
 
-    def is_named() -> bool:
-        draining = world.get("victims")["status"].get("draining") or []
-        return [(entry["replica"], entry.get("numRequests")) for entry in draining] == [(names[0], 5)]
+    def names_it(status: dict[str, Any]) -> bool:
+        draining = status.get("draining") or []
+        return [(entry["replica"], entry.get("numRequests")) for entry in draining] == [(victim, 5)]
 
-    wait_for("status names it with what is left", is_named)
+    world.wait_status("victims", "names it with what is left", names_it)
+    world.behaviours["victims"] = lambda _pod: Behaviour()
     status = world.wait_ready("victims")["status"]
     assert status["readyReplicas"] == 2
 
@@ -174,24 +179,25 @@ def test_op_034_a_revision_above_its_gate_is_halted_and_rolled_back(own_world: W
     tell(world, "gated", wait_new_revision(world, "gated", good), 1500)
     condition = world.wait_reason("gated", "RolledBack")
     assert "1500 ms in 50 requests, the gate allows 700 ms" in condition["message"]
-    wait_for(
-        "only the old revision is left",
-        lambda: {get_revision(p) for p in world.list_pods("gated", leaving=True)} == {good},
+    pods = world.wait_pods(
+        "gated",
+        "only the old revision",
+        lambda pods: {get_revision(p) for p in pods} == {good},
+        leaving=True,
     )
-    assert {pod["metadata"]["uid"] for pod in world.list_pods("gated")} == kept, "nothing good was restarted"
-
-    def is_told() -> bool:
-        status = world.get("gated")["status"]
-        return (status["revision"], status["readyReplicas"]) == (good, 2)
-
-    wait_for("the status counts the two that stayed", is_told)
+    assert {pod["metadata"]["uid"] for pod in pods} == kept, "nothing good was restarted"
+    world.wait_status(
+        "gated",
+        "counts the two that stayed",
+        lambda status: (status["revision"], status["readyReplicas"]) == (good, 2),
+    )
     assert world.wait_event("gated", "RolledBack")["type"] == "Warning"
     first.stop()
     second = world.start_operator()
     wait_for("the next operator leads", lambda: second.operator and second.operator.lease.is_leader)
-    for _ in range(20):
-        second.mark("gated")
+    second.look("gated", times=3)
     second.resync()
+    second.look("gated")
     assert {get_revision(p) for p in world.list_pods("gated", leaving=True)} == {good}
     assert world.get_condition("gated")["reason"] == "RolledBack"
     world.gateway.demand["gated"] = {}
@@ -203,11 +209,23 @@ def test_op_034_a_revision_within_its_gate_replaces_the_old_one_after_the_bake(w
     world.create("baked", replicas=2, rollout={"gate": GATE})
     old = world.wait_ready("baked")["status"]["revision"]
     world.patch("baked", {"spec": {"engine": {"maxModelTokens": 4096}}})
+    world.behaviours["baked"] = lambda _pod: Behaviour(drain_seconds=math.inf)
     new = wait_new_revision(world, "baked", old)
-    since = time.monotonic()
     tell(world, "baked", new, 300)
-    wait_for(
-        "an old replica leaves", lambda: [get_revision(p) for p in world.list_pods("baked")].count(old) < 2
-    )
-    assert time.monotonic() - since > GATE["bakeSeconds"] - 2, "stamps of readiness are whole seconds"
+
+    def left_at(pod: dict[str, Any]) -> datetime | None:
+        asked = pod["metadata"].get("deletionTimestamp")
+        grace = timedelta(seconds=pod["metadata"].get("deletionGracePeriodSeconds", 0))
+        return datetime.fromisoformat(asked) - grace if asked else None
+
+    pods = world.wait_pods("baked", "one leaves", lambda pods: any(map(left_at, pods)), leaving=True)
+    leaving = [at for pod in pods if (at := left_at(pod)) is not None]
+    proven = [ready_since(pod) for pod in pods if get_revision(pod) == new and is_ready(pod)]
+    assert (min(leaving) - min(proven)).total_seconds() >= GATE["bakeSeconds"]
+    world.behaviours["baked"] = lambda _pod: Behaviour()
     assert world.wait_ready("baked")["status"]["revision"] == new
+
+
+def ready_since(pod: dict[str, Any]) -> datetime:
+    (stamp,) = [c["lastTransitionTime"] for c in pod["status"]["conditions"] if c["type"] == "Ready"]
+    return datetime.fromisoformat(stamp)

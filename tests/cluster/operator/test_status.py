@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import subprocess
-import time
 
 import pytest
 from tests.fixtures.cluster import Cluster
 from tests.support.kube import wait_for
 from tests.support.kubelet import Behaviour
-from tests.support.operator_world import World
+from tests.support.operator_world import World, find_condition
 
 pytestmark = pytest.mark.cluster
 
@@ -28,17 +27,15 @@ def test_op_004_a_missing_secret_is_named_and_the_pool_goes_on_by_itself(world: 
             "stringData": {"HF_TOKEN": "x"},
         }
     )
-    world.wait_ready("secretive", seconds=25)
+    world.wait_ready("secretive")
 
 
 def test_op_042_a_misspelt_source_is_named_from_the_container(world: World) -> None:
     told = '{"reason": "ModelFetchFailed", "message": "hf://owner/misspelt: the hub answers 404"}'
     failed = Behaviour(init_terminated={"exitCode": 1, "reason": "Error", "message": told}, restarts=2)
     world.behaviours["misspelt"] = lambda _pod: failed
-    started = time.monotonic()
     world.create("misspelt", replicas=1, model={"source": "hf://owner/misspelt"})
     condition = world.wait_reason("misspelt", "ModelFetchFailed")
-    assert time.monotonic() - started < 60
     assert condition["status"] == "False"
     assert "hf://owner/misspelt: the hub answers 404" in condition["message"]
     assert world.get_condition("misspelt", "ModelAvailable")["reason"] == "ModelFetchFailed"
@@ -112,9 +109,15 @@ def test_op_044_a_pool_that_loses_its_replicas_says_so(world: World) -> None:
     gone.append(True)
     for pod in world.list_pods("drained"):
         world.kube.delete("v1", "Pod", pod["metadata"]["name"])
-    wait_for("Ready is False", lambda: world.get_condition("drained")["status"] == "False")
-    wait_for("no replica is counted", lambda: world.get("drained")["status"]["readyReplicas"] == 0)
-    assert world.get_condition("drained", "ModelAvailable")["status"] != "True"
+    world.wait_pool(
+        "drained",
+        "no replica is counted, Ready or said to hold the model",
+        lambda pool: (
+            pool["status"]["readyReplicas"] == 0
+            and find_condition(pool)["status"] == "False"
+            and find_condition(pool, "ModelAvailable")["status"] != "True"
+        ),
+    )
 
 
 def test_op_113_one_cause_is_one_event(world: World) -> None:
@@ -128,7 +131,9 @@ def test_op_113_one_cause_is_one_event(world: World) -> None:
     world.wait_event("boom", "CrashLoop")
     for _ in range(30):
         world.operator.mark("boom")
+    world.look("boom", times=2)
     world.operator.resync()
+    world.look("boom")
     assert len(world.list_events("boom", "CrashLoop")) == 1
 
 
@@ -139,6 +144,7 @@ def test_a_paused_pool_is_left_alone_and_goes_on(world: World) -> None:
         "paused", {"metadata": {"annotations": {"millpond.dev/paused": "true"}}, "spec": {"replicas": 2}}
     )
     world.wait_reason("paused", "Paused", kind="Progressing")
+    world.look("paused", times=2)
     assert world.list_workloads("paused")[0]["spec"]["replicas"] == 1
     world.patch("paused", {"metadata": {"annotations": {"millpond.dev/paused": None}}})
     world.wait_ready("paused")
@@ -190,7 +196,7 @@ def test_the_wide_table_reads_well(world: World, crds: Cluster) -> None:
     world.wait_ready("wide-good")
     world.wait_reason("wide-bad", "CrashLoop")
     printed = show_pools(world, crds, "wide-bad", "wide-good")
-    shown = re.sub(r"\b(\d+m)?\d+s\b", "0s", printed).replace(world.namespace, "NAMESPACE")
+    shown = re.sub(r"\b(\d+m)?\d+s\b|\b\d+m\b", "0s", printed).replace(world.namespace, "NAMESPACE")
     assert [line.split() for line in shown.splitlines()] == [
         line.split() for line in WIDE.strip().splitlines()
     ]
@@ -228,4 +234,4 @@ def test_a_write_that_is_refused_shows_in_the_status_until_it_passes(own_world: 
     assert condition["status"] == "False"
     world.wait_event("refused", "ApiError")
     world.kube.delete("v1", "ResourceQuota", "none")
-    world.wait_ready("refused", seconds=40)
+    world.wait_ready("refused")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -12,6 +11,8 @@ import yaml
 from tests.support.kube import wait_for
 from tests.support.operator_world import World
 from tests.support.silent_proxy import SilentProxy
+
+from millpond_operator.loop.lease import LeaseSettings
 
 pytestmark = pytest.mark.cluster
 
@@ -37,15 +38,18 @@ def test_op_012_a_change_is_seen_although_the_watches_fell_silent(
     kubeconfig.write_text(yaml.safe_dump(config), encoding="utf-8")
     kubeconfig.chmod(0o600)
     # Resync is far away, so that only the watches can tell.
-    world.start_operator(kubeconfig=kubeconfig, watch_inactivity_seconds=3.0, resync_seconds=3600.0)
-    world.create("silent", replicas=1)
-    world.wait_ready("silent", seconds=40)
-    proxy.silence()
-    started = time.monotonic()
-    world.patch("silent", {"spec": {"replicas": 2}})
-    wait_for(
-        "the change is seen", lambda: world.list_workloads("silent")[0]["spec"]["replicas"] == 2, seconds=90
+    lease = LeaseSettings(namespace=world.namespace, duration=6.0, deadline=4.0, period=0.5)
+    world.start_operator(
+        kubeconfig=kubeconfig,
+        watch_inactivity_seconds=3.0,
+        resync_seconds=3600.0,
+        early_resync_seconds=(),
+        lease=lease,
     )
-    assert time.monotonic() - started < 120
+    world.create("silent", replicas=1)
+    world.wait_ready("silent")
+    proxy.silence()
+    world.patch("silent", {"spec": {"replicas": 2}})
+    wait_for("the change is seen", lambda: world.list_workloads("silent")[0]["spec"]["replicas"] == 2)
     assert proxy.num_silenced > 0, "nothing was swallowed, so nothing was tested"
-    world.wait_ready("silent", seconds=60)
+    world.wait_ready("silent")
