@@ -98,14 +98,18 @@ def make_beam(body: CommonBody, n: int) -> BeamParams | None:
 
 
 def make_sampling(
-    body: CommonBody, tokenizer: Tokenizer, limits: ServerLimits, *, num_logprobs: int | None
+    body: CommonBody,
+    tokenizer: Tokenizer,
+    limits: ServerLimits,
+    *,
+    vocabulary: int,
+    num_logprobs: int | None,
 ) -> SamplingParams:
     """Sampling parameters; ranges are those of the HTTP reference.
 
     Raises:
         RequestError: naming the field.
     """
-    vocabulary = tokenizer.facts.vocabulary_size
     top_k = _check_int("top_k", body.top_k or 0, -1, _INT64)
     top_p = _check_float("top_p", body.top_p, 1.0, 0.0, 1.0)
     if top_p == 0:
@@ -131,7 +135,7 @@ def make_sampling(
             limits.max_allowed_tokens,
             may_be_empty=False,
         ),
-        bad_words=_make_bad_words(body.bad_words, tokenizer, limits),
+        bad_words=_make_bad_words(body.bad_words, tokenizer, vocabulary, limits),
         num_logprobs=num_logprobs,
         num_prompt_logprobs=get_prompt_logprobs(body),
     )
@@ -144,9 +148,8 @@ def get_prompt_logprobs(body: CommonBody) -> int | None:
     return _check_int("prompt_logprobs", body.prompt_logprobs, 0, 20)
 
 
-def make_stop(body: CommonBody, tokenizer: Tokenizer, limits: ServerLimits, *, max_tokens: int) -> StopParams:
+def make_stop(body: CommonBody, vocabulary: int, limits: ServerLimits, *, max_tokens: int) -> StopParams:
     """Ends that the scheduler sees: tokens and lengths."""
-    vocabulary = tokenizer.facts.vocabulary_size
     return StopParams(
         max_tokens=max_tokens,
         min_tokens=_check_int("min_tokens", body.min_tokens or 0, 0, max(max_tokens, 0)),
@@ -215,7 +218,7 @@ def _make_biases(
 
 
 def _make_bad_words(
-    words: list[str] | None, tokenizer: Tokenizer, limits: ServerLimits
+    words: list[str] | None, tokenizer: Tokenizer, vocabulary: int, limits: ServerLimits
 ) -> tuple[tuple[int, ...], ...]:
     """Token runs of each word, with and without a space in front, since both spell it inside a text."""
     if not words:
@@ -228,7 +231,7 @@ def _make_bad_words(
             raise bad_value("bad_words", f"words must have 1 to {limits.max_stop_characters} characters")
         for text in (word, f" {word.lstrip()}"):
             runs[tuple(tokenizer.encode(text, add_special_tokens=False))] = None
-    return tuple(run for run in runs if run)
+    return tuple(run for run in runs if run and max(run) < vocabulary)  # the model cannot say the others
 
 
 def _check_tokens(

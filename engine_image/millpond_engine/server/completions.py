@@ -121,7 +121,7 @@ def _make_prompt(
         special = body.add_special_tokens is not False
         tokens = encode_prompt(context, given, add_special_tokens=special, param="prompt")
     else:
-        checks.check_token_ids("prompt", given, tokenizer.facts.vocabulary_size)
+        checks.check_token_ids("prompt", given, context.vocabulary_size)
         tokens = given
     if not tokens:
         raise bad_value("prompt", "must not be empty")

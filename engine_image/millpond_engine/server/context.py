@@ -60,6 +60,12 @@ class ServerContext:
         info = self.thread.snapshot.info
         return info.max_model_tokens if info else self.config.max_model_tokens
 
+    @property
+    def vocabulary_size(self) -> int:
+        """Ids that both the tokenizer and the model's matrices have: tokens added to one alone cannot be asked for."""
+        info, own = self.thread.snapshot.info, self.tokenizer.facts.vocabulary_size
+        return min(own, info.vocabulary_size) if info else own
+
     def find_model(self, name: str | None) -> tuple[str, str]:
         """(served name, adapter) for the `model` field.
 

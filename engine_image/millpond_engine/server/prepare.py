@@ -162,7 +162,11 @@ def make_requests(
     _, adapter = context.find_model(body.model)
     salt = checks.check_salt(body, context.limits)
     sampling = checks.make_sampling(
-        body, context.tokenizer, context.limits, num_logprobs=options.num_logprobs
+        body,
+        context.tokenizer,
+        context.limits,
+        vocabulary=context.vocabulary_size,
+        num_logprobs=options.num_logprobs,
     )
     sampling = replace(sampling, num_prompt_logprobs=num_prompt_logprobs)
     base = Request(
@@ -205,7 +209,7 @@ def _fit(
         request_id=f"{base.request_id}-{index}",
         prompt=tuple(prompt),
         sampling=sampling,
-        stop=checks.make_stop(body, context.tokenizer, context.limits, max_tokens=max_tokens),
+        stop=checks.make_stop(body, context.vocabulary_size, context.limits, max_tokens=max_tokens),
     )
 
 
