@@ -40,7 +40,8 @@ class AccessLog:
         if len(self._lines) >= _MAX_LINES:
             self._metrics.log_lines_dropped.inc()
             return
-        self._lines.append(encode_line(make_line(record, pool, self._clock.format(time.time()))))
+        line = encode_line(make_line(record, pool, self._clock.format(time.time())))
+        self._lines.append(line)  # found only now: the thread may have taken the list meanwhile
 
     def close(self) -> None:
         """Write what is left."""

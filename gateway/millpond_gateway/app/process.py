@@ -298,7 +298,8 @@ class GatewayProcess:
             self._metrics.loop_lag.set(max(0.0, now - due))
             self.relay.sweep()
             self.fleet.tick(now)
-            self._trimmer.look(self.relay.num_requests, now)
+            if self._trimmer.look(self.relay.num_requests, now):
+                await self._trimmer.give_back()
             self._publisher.publish(now)
             self._probe_suspects(now)
 
