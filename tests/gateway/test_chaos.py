@@ -73,7 +73,7 @@ async def test_chaos_loses_nothing_before_the_first_byte_doubles_nothing_and_com
     stop = asyncio.Event()
     worker = asyncio.create_task(break_things(engines, kinds, done, stop))
     verdicts: Counter[str] = Counter()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(200):
         while min(done[kind] for kind in kinds) < 4 or verdicts.total() < 200:
             verdicts.update(await send_wave(gateway, 25))
     stop.set()
@@ -98,7 +98,7 @@ async def test_a_restarted_replica_is_not_expected_to_hold_what_its_former_life_
     router = gateway.process.fleet.pools[MODEL].router
     assert router.cached_tokens(engine.address)[0] > 0
     await engine.restart()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while router.cached_tokens(engine.address)[0]:
             await asyncio.sleep(0.01)
 

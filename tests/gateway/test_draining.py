@@ -53,31 +53,32 @@ async def read_stream(port: int) -> tuple[int, bytes]:
 
 
 async def until_running(engine: FakeEngine, count: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while engine.num_open < count:
             await asyncio.sleep(0.01)
 
 
 async def test_gw_044_gw_048_gw_050_sigterm_lets_streams_finish_and_exits_0(make_engine: MakeEngine) -> None:
-    engine = await make_engine(script=Script(num_chunks=40, chunk_seconds=0.1))
+    engine = await make_engine(script=Script(num_chunks=70, chunk_seconds=0.1))
     process, port, admin_port = await start_process(
         engine, "--drain-delay-seconds", "1.5", "--grace-seconds", "60"
     )
     streams = [asyncio.create_task(read_stream(port)) for _ in range(5)]
     await until_running(engine, 5)
     process.send_signal(signal.SIGTERM)
-    await asyncio.sleep(0.15)
     async with httpx.AsyncClient() as client:
-        assert (await client.get(f"http://127.0.0.1:{admin_port}/ready")).status_code == 503
+        async with asyncio.timeout(20):
+            while (await client.get(f"http://127.0.0.1:{admin_port}/ready")).status_code != 503:
+                await asyncio.sleep(0.02)
         late = await client.get(f"http://127.0.0.1:{port}/v1/models")  # no endpoint list has dropped us yet
     assert late.status_code == 200
     assert late.headers["connection"] == "close"
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(2.5)  # a delay since the latest connection, and a second for the machine
     with pytest.raises(OSError, match="Connect"):
         await asyncio.open_connection("127.0.0.1", port)
     results = await asyncio.gather(*streams)
     assert all(status == 200 and body.endswith(b"data: [DONE]\n\n") for status, body in results)
-    assert await asyncio.wait_for(process.wait(), 5) == 0
+    assert await asyncio.wait_for(process.wait(), 30) == 0
     assert process.stdout is not None
     lines = [json.loads(line) for line in (await process.stdout.read()).splitlines()]
     assert sum(line["path"] == "/v1/completions" and line["outcome"] == "Completed" for line in lines) == 5
@@ -98,11 +99,11 @@ async def test_a_stream_that_outlives_the_grace_ends_with_an_error_event(make_en
     task = asyncio.create_task(read())
     await until_running(engine, 1)
     process.send_signal(signal.SIGTERM)
-    received = await asyncio.wait_for(task, 5)
+    received = await asyncio.wait_for(task, 30)
     assert received.rpartition(b"event: error")[2].count(b"draining") == 1
     assert not received.endswith(b"0\r\n\r\n")
-    assert await asyncio.wait_for(process.wait(), 5) == 0
-    async with asyncio.timeout(1):
+    assert await asyncio.wait_for(process.wait(), 30) == 0
+    async with asyncio.timeout(20):
         while engine.num_open:
             await asyncio.sleep(0.01)
 
@@ -112,22 +113,22 @@ async def test_gw_047_a_leaving_gateway_accepts_while_connections_still_come(
 ) -> None:
     """A node that learns late of the leaving keeps sending connections: each is still answered, up to a bound."""
     engine = await make_engine()
-    gateway = await make_gateway(engine, options={"drain_delay_seconds": 0.5, "grace_seconds": 5.0})
+    gateway = await make_gateway(engine, options={"drain_delay_seconds": 1.0, "grace_seconds": 5.0})
     loop = asyncio.get_running_loop()
     drain = asyncio.create_task(gateway.process.drain())
     started = loop.time()
     async with httpx.AsyncClient() as client:
-        for _ in range(7):  # well past one delay, each within a delay of the one before
+        for _ in range(9):  # well past one delay, each within a delay of the one before
             await asyncio.sleep(0.2)
             answer = await client.post(f"{gateway.url}/v1/completions", json={"model": MODEL, "prompt": "x"})
             assert (answer.status_code, answer.headers["connection"]) == (200, "close")
         assert not drain.done()
-        while not drain.done() and loop.time() < started + 10:
+        while not drain.done() and loop.time() < started + 20:
             with contextlib.suppress(httpx.ConnectError):
                 await client.post(f"{gateway.url}/v1/completions", json={"model": MODEL, "prompt": "x"})
             await asyncio.sleep(0.2)
-    assert 2.0 < loop.time() - started < 6, "five delays are the most"
-    assert drain.done()
+    assert drain.done(), "five delays are the most"
+    assert 4.0 < loop.time() - started < 12
 
 
 async def test_gw_047_gw_049_a_rolling_update_of_gateways_costs_no_request(
@@ -184,6 +185,6 @@ async def test_an_idle_keep_alive_connection_is_closed_by_a_drain(
     gateway = await make_gateway(await make_engine())
     assert (await ask(gateway, make_request())).status == 200
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.process.port)
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(20):
         await asyncio.gather(gateway.process.drain(), reader.read())
     writer.close()

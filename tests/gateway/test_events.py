@@ -32,7 +32,7 @@ async def follow(live: str, replay: str, stream: EventStream) -> AsyncIterator[N
         context.destroy(linger=0)
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.01)

@@ -29,7 +29,7 @@ async def test_gw_030_a_killed_replica_loses_none_of_100_waiting_requests(
     )
     gateway = await make_gateway(victim, other)
     waiting = [asyncio.create_task(talk(gateway, make_request())) for _ in range(100)]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while victim.num_open + other.num_open < 100:
             await asyncio.sleep(0.01)
     assert victim.num_open >= 30
@@ -97,14 +97,14 @@ async def test_a_restarted_process_gives_its_requests_to_others(
     )
     gateway = await make_gateway(restarted, other, options={"poll_seconds": 60.0})
     waiting = [asyncio.create_task(talk(gateway, make_request(), seconds=10)) for _ in range(4)]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while restarted.num_open + other.num_open < 4:
             await asyncio.sleep(0.01)
     assert restarted.num_open
     lost = restarted.num_open
     restarted.script.hang = other.script.hang = False
     await restarted.restart()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while sum(task.done() for task in waiting) < lost:  # the answers, not only the engines' side of them
             await asyncio.sleep(0.01)
     for task in waiting:
@@ -186,7 +186,7 @@ async def test_gw_038_an_endpoint_that_never_answers_slows_nobody_else(
 ) -> None:
     hanging = await make_engine(script=Script(hang=True))
     sound = [await make_engine() for _ in range(3)]
-    gateway = await make_gateway(hanging, *sound, first_byte_seconds=0.5)
+    gateway = await make_gateway(hanging, *sound, first_byte_seconds=2.0)
     loop = asyncio.get_running_loop()
 
     async def measure() -> tuple[int, float]:
@@ -198,9 +198,9 @@ async def test_gw_038_an_endpoint_that_never_answers_slows_nobody_else(
     good = [seconds for status, seconds in results if status == 200]
     assert late
     assert len(late) + len(good) == 40
-    assert min(late) >= 0.5
-    assert max(good) < 0.5
-    async with asyncio.timeout(1):
+    assert min(late) >= 2.0
+    assert max(good) < 2.0
+    async with asyncio.timeout(20):
         while hanging.num_open:
             await asyncio.sleep(0.01)
     await gateway.until_idle()
@@ -268,7 +268,7 @@ async def test_gw_054_counters_equal_the_truth_after_random_aborts(
     relay = gateway.process.relay
     await asyncio.wait_for(relay.deserted.wait(), 5)
     assert (relay.num_requests, relay.num_clients, relay.buffered_bytes) == (0, 0, 0)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(20):
         while sum(engine.num_open for engine in engines):
             await asyncio.sleep(0.01)
 
@@ -411,7 +411,7 @@ async def test_gw_053_a_leaving_client_aborts_in_every_phase(
 
 
 async def until_open(engine: FakeEngine, count: int) -> None:
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(20):
         while engine.num_open != count:
             await asyncio.sleep(0.005)
 

@@ -95,7 +95,7 @@ async def test_vllms_events_lead_requests_to_the_replica_that_holds_the_prefix(
             event = ["BlockStored", hashes, None, PROMPT, 32, None, "GPU"]
         await until_heard(holder, index, lambda: send([]))
         await send([event])
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while not count_held(index, holder):
                 await asyncio.sleep(0.01)
         assert count_held(index, holder) == 10
@@ -104,7 +104,7 @@ async def test_vllms_events_lead_requests_to_the_replica_that_holds_the_prefix(
             assert (await ask(gateway, make_request(body))).status == 200
         assert (len(holder.seen), len(other.seen)) == (6, 0)
         await send([["AllBlocksCleared"]])
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while count_held(index, holder):
                 await asyncio.sleep(0.01)
 
@@ -116,7 +116,7 @@ def count_held(index: Any, engine: FakeEngine) -> int:
 
 async def until_heard(engine: FakeEngine, index: Any, send: Callable[[], Any]) -> None:
     """Until the subscription stands."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while True:
             await send()
             await asyncio.sleep(0.02)

@@ -8,7 +8,7 @@ import json
 import msgspec
 import pytest
 from tests.fixtures.gateway import MODEL, MakeEngine, MakeGateway, Script
-from tests.gateway.wire import BODY, ask, make_request
+from tests.gateway.wire import BODY, Answer, ask, make_request
 
 from millpond_gateway.world.records import PoolClass, PoolTenant
 
@@ -153,7 +153,7 @@ async def test_a_tenant_s_key_stays_in_the_gateway(
     world = gateway.process.world
     tenants = (PoolTenant(name="acme", key_secret="acme-keys", max_concurrency=1),)
     world.put_pool(msgspec.structs.replace(world.snapshot.pools[MODEL], tenants=tenants))
-    gateway.process.fleet.keys.replace({"acme": [b"k1"], "other": [b"k2"]})
+    gateway.process.fleet.keys.replace({"acme-keys": [b"k1"], "other-keys": [b"k2"]})
     for key, status in {"k1": 200, "k2": 403, "k3": 401}.items():
         answer = await ask(gateway, make_request(extra=(f"Authorization: Bearer {key}",)))
         assert answer.status == status, key
@@ -170,3 +170,43 @@ async def test_a_tenant_s_key_stays_in_the_gateway(
     assert answers[1].code == "tenant_concurrency"
     await gateway.until_idle()
     assert (await ask(gateway, make_request(extra=("Authorization: Bearer k1",)))).status == 200
+
+
+async def test_a_key_of_one_pool_neither_opens_another_nor_closes_an_open_one(
+    make_engine: MakeEngine, make_gateway: MakeGateway
+) -> None:
+    engine = await make_engine()
+    gateway = await make_gateway(engine)
+    world = gateway.process.world
+    open_pool = world.snapshot.pools[MODEL]
+    closed = (PoolTenant(name="acme", key_secret="theirs"),)
+    world.put_pool(msgspec.structs.replace(open_pool, name="closed", model="closed", tenants=closed))
+    gateway.process.fleet.keys.replace({"theirs": [b"k1"]})
+
+    async def say(model: str, key: str | None) -> Answer:
+        body = json.dumps({"model": model, "prompt": "x"}).encode()
+        return await ask(gateway, make_request(body, extra=(f"Authorization: Bearer {key}",) if key else ()))
+
+    for key in (None, "none", "k1"):  # OpenAI's clients always send some key
+        assert (await say(MODEL, key)).status == 200, key
+        assert "authorization" not in engine.seen[-1].headers or key is None
+    assert [(await say("closed", key)).status for key in (None, "none")] == [401, 401]
+    assert (await say("closed", "k1")).status == 503, "admitted; the pool has no replica"
+    unknown = await say("nothing", "none")
+    assert unknown.status == 404
+    assert b"closed" not in unknown.body, "whom a pool does not serve it is not shown to"
+    assert b"closed" in (await say("nothing", "k1")).body
+
+
+async def test_of_two_pools_with_one_model_name_the_older_serves(
+    make_engine: MakeEngine, make_gateway: MakeGateway
+) -> None:
+    gateway = await make_gateway(await make_engine())
+    world, fleet = gateway.process.world, gateway.process.fleet
+    pool = msgspec.structs.replace(world.snapshot.pools[MODEL], created_at=1000)
+    world.put_pool(pool)
+    for name, created_at in (("later", 2000), ("earlier", 500)):
+        world.put_pool(msgspec.structs.replace(pool, name=name, created_at=created_at))
+    assert fleet.find_pool_name(MODEL) == "earlier"
+    world.put_pool(msgspec.structs.replace(pool, name="earlier", created_at=500, deleting=True))
+    assert fleet.find_pool_name(MODEL) == MODEL

@@ -10,6 +10,9 @@ from tests.gateway.wire import BODY, STREAM_BODY, ask, make_request, parse, talk
 
 from millpond_gateway.world.records import Replica
 
+QUIET_SECONDS = 0.6
+"""Many times what makes a request late here."""
+
 
 async def prepare(gateway: RunningGateway, *, credit: int = 3) -> None:
     """A gateway that has measured enough to know what is late, and earned a budget."""
@@ -30,16 +33,21 @@ async def start_late(
 
 
 async def _late(
-    gateway: RunningGateway, late: FakeEngine, other: FakeEngine
+    gateway: RunningGateway, late: FakeEngine, other: FakeEngine, *, credit: int = 3
 ) -> tuple[RunningGateway, FakeEngine, FakeEngine, asyncio.Task[bytes]]:
-    await prepare(gateway)
+    await prepare(gateway, credit=credit)
     task = asyncio.create_task(talk(gateway, make_request(STREAM_BODY)))
-    async with asyncio.timeout(5):
-        while not late.seen:
-            await asyncio.sleep(0.005)
+    await until_seen(late)
     add_engine(gateway, other)
     await gateway.until_routable(2)
     return gateway, late, other, task
+
+
+async def until_seen(engine: FakeEngine) -> None:
+    """Wait until a request has come."""
+    async with asyncio.timeout(20):
+        while not engine.seen:
+            await asyncio.sleep(0.005)
 
 
 def add_engine(gateway: RunningGateway, engine: FakeEngine) -> None:
@@ -58,7 +66,7 @@ async def test_a_late_request_that_has_not_begun_is_answered_by_the_second_engin
     assert answer.body.count(b"[DONE]") == 1
     assert answer.body.count(b'"text"') == 3
     assert len(late.seen) == len(other.seen) == 1
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(20):
         while late.num_open:
             await asyncio.sleep(0.01)
     await gateway.until_idle()
@@ -76,23 +84,25 @@ async def test_a_late_request_that_has_not_begun_is_answered_by_the_second_engin
 async def test_a_request_that_may_have_begun_is_never_sent_twice(
     phase: str | None, make_engine: MakeEngine, make_gateway: MakeGateway
 ) -> None:
-    late = await make_engine(phase_told=phase or "Running", script=Script(first_seconds=0.6))
+    gate = asyncio.Event()
+    late = await make_engine(phase_told=phase or "Running", script=Script(gate=gate))
     late.knows_requests = phase is not None
     gateway = await make_gateway(late)
     _, _, other, task = await _late(gateway, late, await make_engine())
+    await asyncio.sleep(QUIET_SECONDS)
+    gate.set()
     assert parse(await task).status == 200
     assert other.seen == []
     assert late.seen[0].finished
 
 
 async def test_without_budget_nothing_is_hedged(make_engine: MakeEngine, make_gateway: MakeGateway) -> None:
-    late = await make_engine(phase_told="Waiting", script=Script(first_seconds=0.6))
+    gate = asyncio.Event()
+    late = await make_engine(phase_told="Waiting", script=Script(gate=gate))
     gateway = await make_gateway(late)
-    await prepare(gateway, credit=0)
-    other = await make_engine()
-    task = asyncio.create_task(talk(gateway, make_request(STREAM_BODY)))
-    await asyncio.sleep(0.1)
-    add_engine(gateway, other)
+    _, _, other, task = await _late(gateway, late, await make_engine(), credit=0)
+    await asyncio.sleep(QUIET_SECONDS)
+    gate.set()
     assert parse(await task).status == 200
     assert other.seen == []
 
@@ -100,13 +110,16 @@ async def test_without_budget_nothing_is_hedged(make_engine: MakeEngine, make_ga
 async def test_the_first_engine_may_still_win_and_the_second_is_cancelled(
     make_engine: MakeEngine, make_gateway: MakeGateway
 ) -> None:
-    late = await make_engine(phase_told="Waiting", script=Script(first_seconds=1.6))
+    gate = asyncio.Event()
+    late = await make_engine(phase_told="Waiting", script=Script(gate=gate))
     gateway = await make_gateway(late)
     _, _, other, task = await _late(gateway, late, await make_engine(script=Script(first_seconds=30)))
+    await until_seen(other)
+    gate.set()
     answer = parse(await task)
     assert answer.body.count(b"[DONE]") == 1
     assert len(other.seen) == 1
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(20):
         while other.num_open:
             await asyncio.sleep(0.01)
     await gateway.until_idle()
@@ -126,9 +139,13 @@ async def test_the_first_engine_may_still_win_and_the_second_is_cancelled(
 async def test_a_second_attempt_that_fails_changes_nothing(
     script: Script, make_engine: MakeEngine, make_gateway: MakeGateway
 ) -> None:
-    late = await make_engine(phase_told="Waiting", script=Script(first_seconds=1.6))
+    gate = asyncio.Event()
+    late = await make_engine(phase_told="Waiting", script=Script(gate=gate))
     gateway = await make_gateway(late)
     _, _, other, task = await _late(gateway, late, await make_engine(script=script))
+    await until_seen(other)
+    await asyncio.sleep(QUIET_SECONDS)
+    gate.set()
     answer = parse(await task)
     assert (answer.status, answer.body.count(b"[DONE]")) == (200, 1)
     assert len(other.seen) == 1
@@ -139,10 +156,17 @@ async def test_a_second_attempt_that_fails_changes_nothing(
 async def test_when_the_first_engine_fails_meanwhile_the_second_one_stands_in(
     refusal: tuple[int, str, str] | None, make_engine: MakeEngine, make_gateway: MakeGateway
 ) -> None:
-    script = Script(first_seconds=1.5, die_before_head=refusal is None, refuse=refusal)
+    first, second = asyncio.Event(), asyncio.Event()
+    script = Script(gate=first, die_before_head=refusal is None, refuse=refusal)
     late = await make_engine(phase_told="Waiting", script=script)
     gateway = await make_gateway(late)
-    _, _, other, task = await _late(gateway, late, await make_engine(script=Script(first_seconds=2.0)))
+    _, _, other, task = await _late(gateway, late, await make_engine(script=Script(gate=second)))
+    await until_seen(other)
+    first.set()
+    async with asyncio.timeout(20):
+        while late.num_open:
+            await asyncio.sleep(0.01)
+    second.set()
     answer = parse(await task)
     assert (answer.status, answer.body.count(b"[DONE]")) == (200, 1)
     assert len(other.seen) == 1
@@ -154,11 +178,9 @@ async def test_a_client_that_leaves_ends_both(make_engine: MakeEngine, make_gate
     gateway = await make_gateway(late)
     other = await make_engine(script=Script(first_seconds=30))
     _, _, _, task = await _late(gateway, late, other)
-    async with asyncio.timeout(5):
-        while not other.seen:
-            await asyncio.sleep(0.01)
+    await until_seen(other)
     task.cancel()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(20):
         while late.num_open or other.num_open:
             await asyncio.sleep(0.01)
     await gateway.until_idle()

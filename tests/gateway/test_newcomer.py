@@ -39,7 +39,7 @@ async def test_a_client_that_only_stops_sending_gets_its_whole_answer(
     if not early:
         await asyncio.sleep(0.35)
     writer.write_eof()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         received = await reader.read()
     answer = parse(received)
     assert answer.status == 200
@@ -62,16 +62,16 @@ async def test_gw_051_a_client_that_closes_is_told_from_one_that_stops_sending(
     gateway = await make_gateway(engine)
     _, writer = await asyncio.open_connection("127.0.0.1", gateway.process.port)
     writer.write(make_request(STREAM_BODY if stream else BODY))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while not engine.seen:
             await asyncio.sleep(0.01)
     began = asyncio.get_running_loop().time()
     writer.close()
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(20):
         while engine.num_open:
             await asyncio.sleep(0.01)
     assert engine.seen[0].aborted_at is not None
-    assert engine.seen[0].aborted_at - began < 0.5
+    assert engine.seen[0].aborted_at - began < 5, "the answer would have come after 30 s"
     await gateway.until_idle()
 
 

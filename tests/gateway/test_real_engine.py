@@ -82,7 +82,7 @@ async def test_gw_051_the_engine_stops_when_the_client_leaves(
 async def test_a_probe_makes_the_engine_generate_a_token(make_gateway: MakeGateway) -> None:
     async with run_engine() as engine:
         gateway = await start(make_gateway, engine)
-        await asyncio.sleep(0.6)
+        await gateway.until_told(MODEL)
         (replica,) = gateway.process.world.replicas
         async with httpx.AsyncClient() as client:
             answer = await client.post(

@@ -134,14 +134,16 @@ async def test_gw_102_a_body_over_the_limit_is_413_whether_announced_or_not(
 async def test_all_bodies_together_are_bounded(make_engine: MakeEngine, make_gateway: MakeGateway) -> None:
     gateway = await make_gateway(await make_engine(), max_buffered_body_bytes=5000)
     first = asyncio.create_task(
-        talk(gateway, make_request(b"x", framing="Content-Length: 4000"), seconds=0.5)
+        talk(gateway, make_request(b"x", framing="Content-Length: 4000"), seconds=1.5)
     )
-    await asyncio.sleep(0.1)
+    async with asyncio.timeout(20):
+        while not gateway.process.relay.buffered_bytes:
+            await asyncio.sleep(0.01)
     second = await ask(gateway, make_request(b"x", framing="Content-Length: 4000"))
     assert (second.status, second.code) == (503, "overloaded")
     assert second.find("retry-after") == ["1"]
     await first
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(20):
         while gateway.process.relay.buffered_bytes:
             await asyncio.sleep(0.01)
 
@@ -165,11 +167,16 @@ async def test_gw_043_past_the_connection_limit_503_comes_before_anything_is_rea
 async def test_open_requests_are_bounded_before_their_body_is_read(
     make_engine: MakeEngine, make_gateway: MakeGateway
 ) -> None:
-    gateway = await make_gateway(await make_engine(script=Script(first_seconds=0.5)), max_requests=2)
+    gate = asyncio.Event()
+    engine = await make_engine(script=Script(gate=gate))
+    gateway = await make_gateway(engine, max_requests=2)
     running = [asyncio.create_task(talk(gateway, make_request())) for _ in range(2)]
-    await asyncio.sleep(0.2)
+    async with asyncio.timeout(20):
+        while engine.num_open < 2:
+            await asyncio.sleep(0.01)
     answer = await ask(gateway, make_request(b"", framing="Content-Length: 100"))
     assert answer.status == 503
+    gate.set()
     assert all(parse(received).status == 200 for received in await asyncio.gather(*running))
 
 
@@ -282,7 +289,7 @@ async def test_slow_heads_and_slow_bodies_time_out(
 async def test_an_idle_connection_is_closed(make_engine: MakeEngine, make_gateway: MakeGateway) -> None:
     gateway = await make_gateway(await make_engine(), client_idle_seconds=0.1)
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.process.port)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(20):
         assert await reader.read() == b""
     writer.close()
 

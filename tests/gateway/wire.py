@@ -43,7 +43,7 @@ def make_request(
     return ("\r\n".join([*lines, *extra]) + "\r\n\r\n").encode() + body
 
 
-async def talk(gateway: RunningGateway, *parts: bytes, pause: float = 0.0, seconds: float = 5.0) -> bytes:
+async def talk(gateway: RunningGateway, *parts: bytes, pause: float = 0.0, seconds: float = 30.0) -> bytes:
     """Send parts, then read until the gateway closes, or until it has said nothing more for a while."""
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.process.port)
     received = b""

@@ -22,6 +22,7 @@ from tests.fixtures.crds import CRDS, install_crd
 from tests.fixtures.own_cluster import OwnCluster
 from tests.support.kube import Kube, wait_for
 from tests.support.operator_world import World
+from tests.support.ports import find_port
 
 from devcluster import pki
 from devcluster.paths import find_layout
@@ -74,7 +75,7 @@ def site(own_cluster: OwnCluster, tmp_path_factory: pytest.TempPathFactory) -> I
         stack.callback(world.close)
         operator = world.start_operator(scaling=FAST).operator
         assert operator is not None
-        port = find_free_port()
+        port = find_port()
         target = f"127.0.0.1:{operator.metrics_port}"
         _keep(stack, run.start_prometheus(prometheus, folder=folder, port=port, target=target))
         _start_keda(stack, programs, folder, kube)
@@ -83,26 +84,19 @@ def site(own_cluster: OwnCluster, tmp_path_factory: pytest.TempPathFactory) -> I
         yield made
 
 
-def find_free_port() -> int:
-    """A port nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _start_keda(stack: ExitStack, programs: Path, folder: Path, kube: Kube) -> None:
     """The operator under KEDA's own account and rights, and the adapter where the API server looks for it."""
     pki.create_authorities(folder / "pki")
     names = pki.Certificate("tls", pki.CLUSTER_CA, run.HOST_NAMES[0], dns_names=run.HOST_NAMES)
     pki.create_certificates(folder / "pki", [names])
     kubeconfig = _write_kubeconfig(kube, folder / "keda.kubeconfig")
-    grpc, port = find_free_port(), find_free_port()
+    grpc, port = find_port(), find_port()
     known: dict[str, Any] = {"kubeconfig": kubeconfig, "certificates": folder / "pki", "grpc_port": grpc}
     log = folder / "keda-operator.log"
     operator = _keep(stack, run.start_operator(programs, log=log, **known))
     wait_for("KEDA's operator listens", lambda: _listens(operator, grpc, log), seconds=60)
     log = folder / "keda-adapter.log"
-    adapter = run.start_adapter(programs, port=port, metrics_port=find_free_port(), log=log, **known)
+    adapter = run.start_adapter(programs, port=port, metrics_port=find_port(), log=log, **known)
     _keep(stack, adapter)
     wait_for("KEDA's adapter listens", lambda: _listens(adapter, port, log), seconds=60)
     authority = base64.b64encode((folder / "pki" / "ca.crt").read_bytes()).decode()
