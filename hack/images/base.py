@@ -1,4 +1,5 @@
-"""Base images from Debian's own packages: a Python runtime and, above it, a C++ compiler.
+"""Base images from Debian's own packages: a Python runtime and, above it, a C++ compiler
+and Python's headers.
 
 They stand in for the Dockerfiles' default bases where no registry can be reached; both are
 ordinary values of the build arguments BASE_IMAGE and BUILD_IMAGE.
@@ -15,12 +16,14 @@ from images.run import Step, run
 
 SUITE = "bookworm"
 RUNTIME_PACKAGES = ("ca-certificates", "python3", "python3-venv", "tzdata")
-BUILD_PACKAGES = ("g++",)
+BUILD_PACKAGES = ("g++", "libpython3-dev")
 RECIPE = "3"
 """Raise when the recipe below changes: images are reused by this number."""
+BUILD_RECIPE = "4"
+"""The same for what the second image adds."""
 
 RUNTIME_IMAGE = f"localhost/millpond/base-python:{SUITE}-{RECIPE}"
-BUILD_IMAGE = f"localhost/millpond/base-build:{SUITE}-{RECIPE}"
+BUILD_IMAGE = f"localhost/millpond/base-build:{SUITE}-{BUILD_RECIPE}"
 
 
 def ensure_bases() -> tuple[str, str]:

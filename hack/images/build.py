@@ -32,12 +32,17 @@ IMAGES = {
     image.name: image
     for image in (
         Image("operator", "operator/Dockerfile", ("operator", "common", "requirements/operator.txt"), 4),
-        Image("gateway", "gateway/Dockerfile", ("gateway", "common", "requirements/gateway.txt"), 4),
+        Image(
+            "gateway",
+            "gateway/Dockerfile",
+            ("gateway", "common", "requirements/gateway.txt", "requirements/compile.txt"),
+            4,
+        ),
         Image(
             "engine",
             "engine_image/Dockerfile",
             ("engine_image", "common", "requirements/engine.txt", "requirements/torch.txt"),
-            25,
+            16,
         ),
     )
 }
