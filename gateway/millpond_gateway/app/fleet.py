@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Final
 
 import msgspec
 import xxhash
@@ -13,7 +12,7 @@ import xxhash
 from millpond_common.contract.openai import ApiError, ErrorCode
 from millpond_gateway.app.metrics import Metrics
 from millpond_gateway.app.pool import PoolState
-from millpond_gateway.app.tenants import KeyRing, check_tenant
+from millpond_gateway.app.tenants import KeyRing, find_tenant, needs_key
 from millpond_gateway.flow.records import FlowSettings
 from millpond_gateway.proxy import headers
 from millpond_gateway.proxy.dispatch import Call, Caller, Decision, Ending, ModelCard, Record, Target, Waiter
@@ -23,8 +22,6 @@ from millpond_gateway.routing.records import Usage
 from millpond_gateway.routing.router import Router
 from millpond_gateway.world.records import Replica, WorldSnapshot
 from millpond_gateway.world.view import World
-
-_ANONYMOUS: Final = Caller()
 
 
 class Fleet:
@@ -51,6 +48,7 @@ class Fleet:
         self.pools: dict[str, PoolState] = {}
         """State by pool name."""
         self._models: dict[str, tuple[PoolState, str]] = {}
+        self._all_need_keys = False
         self._attach: Callable[[Router], None] | None = None
         self._detach: Callable[[str], None] | None = None
         world.listen(self.on_world)
@@ -87,11 +85,19 @@ class Fleet:
             if endpoints != state.router.endpoints:
                 state.set_endpoints(endpoints, now)
         self._models = self._make_models()
+        self.keys.follow(snapshot.pools.values())
+        self._all_need_keys = bool(self.pools) and all(map(needs_key, snapshot.pools.values()))
 
     def _make_models(self) -> dict[str, tuple[PoolState, str]]:
-        """Pool and adapter by what clients write; a model's own name wins over an adapter's."""
-        models = {state.spec.model: (state, "") for state in self.pools.values()}
-        for state in self.pools.values():
+        """Pool and adapter by what clients write; a model's own name wins over an adapter's, an older pool over a younger.
+
+        Every gateway of the namespace says the same, and so does the operator in the younger pool's status.
+        """
+        states = sorted(self.pools.values(), key=lambda state: state.spec.seniority)
+        models: dict[str, tuple[PoolState, str]] = {}
+        for state in states:
+            models.setdefault(state.spec.model, (state, ""))
+        for state in states:
             for adapter in state.spec.adapters:
                 models.setdefault(adapter, (state, adapter))
         return models
@@ -119,10 +125,18 @@ class Fleet:
         pin = head.index.get(headers.PIN)
         if pin is not None and self._pin_prefix and pin.startswith(self._pin_prefix):
             return Caller(pin=pin[len(self._pin_prefix) :].decode("latin-1"))
-        tenant = self.keys.identify(head.index.get(b"authorization"))
-        if isinstance(tenant, ApiError):
-            return tenant
-        return Caller(tenant) if tenant else _ANONYMOUS
+        caller = self.keys.identify(head.index.get(b"authorization"))
+        if caller.refusal is not None and self._all_need_keys:
+            return caller.refusal
+        return caller
+
+    def place(self, caller: Caller, model: str) -> Caller:
+        """The caller as the tenant that its key makes it in this pool."""
+        found = self._models.get(model) if caller.secrets else None
+        tenant = find_tenant(found[0].spec, caller) if found is not None else caller.tenant
+        if isinstance(tenant, ApiError) or tenant == caller.tenant:
+            return caller
+        return msgspec.structs.replace(caller, tenant=tenant)
 
     def submit(self, call: Call, tried: frozenset[str], waiter: Waiter, now: float) -> Decision | None:
         """Choose and reserve a replica, hold the request, or refuse it."""
@@ -133,12 +147,12 @@ class Fleet:
             if not self._world.snapshot.synced:
                 message = "the gateway has just started and does not know every pool yet"
                 return ApiError(ErrorCode.NO_REPLICA, message, retry_after_seconds=1)
-            return refuse_model(call.body.model, list(self._models))
+            return refuse_model(call.body.model, [card.id for card in self.find_models(call.caller)])
         state, adapter = found
         if not call.caller.pin:
-            refusal = check_tenant(state.spec, call.caller.tenant)
-            if refusal is not None:
-                return refusal
+            tenant = find_tenant(state.spec, call.caller)
+            if isinstance(tenant, ApiError):
+                return tenant
         return state.submit(call, adapter, tried, waiter, now)
 
     def withdraw(self, call: Call, now: float) -> None:
@@ -185,7 +199,7 @@ class Fleet:
         cards: list[ModelCard] = []
         for name, (state, adapter) in self._models.items():
             spec = state.spec
-            if check_tenant(spec, caller.tenant) is not None:
+            if isinstance(find_tenant(spec, caller), ApiError):
                 continue
             limits = [
                 spec.max_model_tokens,

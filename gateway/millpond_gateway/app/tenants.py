@@ -1,4 +1,4 @@
-"""API keys: which tenant a caller belongs to. Keys are kept as digests only."""
+"""API keys: which tenant of a pool a caller is. Keys are kept as digests only."""
 
 from __future__ import annotations
 
@@ -7,41 +7,68 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from millpond_common.contract.openai import ApiError, ErrorCode
+from millpond_gateway.proxy.dispatch import Caller
 from millpond_gateway.world.records import PoolView
 
 _BEARER: Final = b"bearer "
+_ANONYMOUS: Final = Caller()
+_NO_BEARER: Final = "write the API key as `Authorization: Bearer KEY`"
+_UNKNOWN: Final = "the API key is not known here"
 
 
 class KeyRing:
-    """Digests of keys and the tenants they belong to."""
+    """Digests of keys and the Secrets that hold them."""
 
     def __init__(self) -> None:
-        self._tenants: dict[bytes, str] = {}
+        self._secrets: dict[bytes, frozenset[str]] = {}
+        self._tenants: dict[str, str] = {}
 
     def replace(self, keys: Mapping[str, Iterable[bytes]]) -> None:
-        """All keys, by tenant."""
-        self._tenants = {_digest(key): tenant for tenant, values in keys.items() for key in values if key}
+        """All keys, by Secret."""
+        holders: dict[bytes, set[str]] = {}
+        for secret, values in keys.items():
+            for key in values:
+                if key:
+                    holders.setdefault(_digest(key), set()).add(secret)
+        self._secrets = {digest: frozenset(secrets) for digest, secrets in holders.items()}
 
-    def identify(self, authorization: bytes | None) -> str | ApiError:
-        """Tenant of a caller; empty for one without a key. Unknown keys are refused only where keys are known."""
-        if not self._tenants or authorization is None:
-            return ""
+    def follow(self, pools: Iterable[PoolView]) -> None:
+        """Which tenant a Secret stands for where a pool asks for no key: the first of all pools by name."""
+        entries = ((pool.name, entry.name, entry.key_secret) for pool in pools for entry in pool.tenants)
+        named = sorted((pool, name, secret) for pool, name, secret in entries if secret is not None)
+        self._tenants = {}
+        for _, name, secret in named:
+            self._tenants.setdefault(secret, name)
+
+    def identify(self, authorization: bytes | None) -> Caller:
+        """Who calls. An unknown key is refused by the pools that ask for one, and means nothing to the others."""
+        if authorization is None:
+            return _ANONYMOUS
+        keyed = bool(self._secrets)
         if authorization[: len(_BEARER)].lower() != _BEARER:
-            return ApiError(ErrorCode.INVALID_API_KEY, "write the API key as `Authorization: Bearer KEY`")
-        tenant = self._tenants.get(_digest(authorization[len(_BEARER) :].strip()))
-        return (
-            tenant
-            if tenant is not None
-            else ApiError(ErrorCode.INVALID_API_KEY, "the API key is not known here")
-        )
+            return Caller(refusal=ApiError(ErrorCode.INVALID_API_KEY, _NO_BEARER), keyed=keyed)
+        secrets = self._secrets.get(_digest(authorization[len(_BEARER) :].strip()))
+        if secrets is None:
+            return Caller(refusal=ApiError(ErrorCode.INVALID_API_KEY, _UNKNOWN), keyed=keyed)
+        tenants = sorted(self._tenants[secret] for secret in secrets if secret in self._tenants)
+        return Caller(tenants[0] if tenants else "", secrets=secrets, keyed=True)
 
 
-def check_tenant(pool: PoolView, tenant: str) -> ApiError | None:
-    """Whether a tenant may use a pool: one whose tenants have keys admits only them."""
-    members = {entry.name for entry in pool.tenants if entry.key_secret is not None}
-    if not members or tenant in members:
-        return None
-    if not tenant:
+def needs_key(pool: PoolView) -> bool:
+    """Whether the pool answers only requests with a key of its tenants."""
+    return any(entry.key_secret is not None for entry in pool.tenants)
+
+
+def find_tenant(pool: PoolView, caller: Caller) -> str | ApiError:
+    """Which tenant of the pool a caller is; a key is that of the tenant whose Secret holds it, in this pool."""
+    if not needs_key(pool):
+        return caller.tenant
+    for entry in pool.tenants:
+        if entry.key_secret is not None and entry.key_secret in caller.secrets:
+            return entry.name
+    if caller.refusal is not None:
+        return caller.refusal
+    if not caller.secrets:
         return ApiError(
             ErrorCode.INVALID_API_KEY, f"{pool.model} needs an API key: `Authorization: Bearer KEY`"
         )

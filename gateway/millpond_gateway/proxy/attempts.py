@@ -139,7 +139,7 @@ class Attempts(ABC):
             tenant=self._call.caller.tenant.encode(),
             traffic_class=target.traffic_class.encode(),
             deadline_milliseconds=target.count_left_milliseconds(waited),
-            drop_authorization=bool(self._call.caller.tenant),
+            drop_authorization=self._call.caller.keyed,
             traceparent=self._call.trace.traceparent if self._call.trace is not None else b"",
         )
         return head + self._body

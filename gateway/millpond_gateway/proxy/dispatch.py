@@ -68,6 +68,12 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     tenant: str = ""
     pin: str = ""
     """UID of the replica that a readiness probe asks for."""
+    secrets: frozenset[str] = frozenset()
+    """Secrets that hold its API key."""
+    refusal: ApiError | None = None
+    """Why its key opens no pool that asks for one."""
+    keyed: bool = False
+    """What it wrote as its key was read here, and stays here."""
 
 
 class Trace(Protocol):
@@ -139,6 +145,9 @@ class Dispatcher(Protocol):
 
     def identify(self, head: RequestHead, now: float) -> Caller | ApiError:
         """Who calls, before the body is read; or why not."""
+
+    def place(self, caller: Caller, model: str) -> Caller:
+        """The caller as the pool of this model knows it."""
 
     def submit(self, call: Call, tried: frozenset[str], waiter: Waiter, now: float) -> Decision | None:
         """Choose and reserve; None holds the request until `waiter` is called, once.

@@ -179,7 +179,7 @@ class Relay:
             client=client.address,
             request_id=request_id.decode("latin-1"),
             path=head.path.decode("latin-1"),
-            caller=caller,
+            caller=self.dispatcher.place(caller, parsed.model) if isinstance(parsed, ParsedBody) else caller,
             body=parsed if isinstance(parsed, ParsedBody) else _NO_BODY,
             session=head.index.get(headers.SESSION),
             arrived_at=self.now(),

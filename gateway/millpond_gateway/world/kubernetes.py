@@ -269,10 +269,10 @@ async def watch_namespace(
                 group.create_task(Watcher(source, store, settings, clock=clock, jitter=jitter).run())
 
 
-def find_key_secrets(world: World) -> dict[str, str]:
-    """Secret by tenant, over all pools; a tenant is one wherever it is named."""
+def find_key_secrets(world: World) -> frozenset[str]:
+    """Secrets that tenants name, over all pools."""
     pools = world.snapshot.pools.values()
-    return {entry.name: entry.key_secret for pool in pools for entry in pool.tenants if entry.key_secret}
+    return frozenset(entry.key_secret for pool in pools for entry in pool.tenants if entry.key_secret)
 
 
 def load_config() -> SingleConfig:

@@ -67,6 +67,11 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time."""
     deleting: bool = False
 
+    @property
+    def seniority(self) -> tuple[bool, int, str]:
+        """Sorts the pool first that keeps a name which several want."""
+        return self.deleting, self.created_at, self.name
+
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
     """One engine pod as the API server, or a flag, describes it."""
