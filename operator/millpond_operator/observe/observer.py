@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from millpond_common.contract import labels
@@ -132,6 +132,10 @@ class Observer:
             fetch_progress=progress,
             announced=self._progress.get_facts(pods),
             sibling_models=() if settled else self._list_sibling_models(pool),
+            name_keeper=find_name_keeper(
+                pool, [s.body for s in self._store.list_in_namespace(POOL, namespace)]
+            ),
+            key_problems=await self._references.find_key_problems(pool),
             missing_secrets=missing_secrets,
             missing_claims=missing_claims,
             capacity=await self._find_capacity(pool, pods, workloads, needs),
@@ -206,7 +210,7 @@ class Observer:
 
     def _list_gateway_pools(self, namespace: str) -> tuple[SiblingPool, ...]:
         bodies = [stored.body for stored in self._store.list_in_namespace(POOL, namespace)]
-        wanting = [b for b in bodies if ((b.get("spec") or {}).get("gateway") or {}).get("enabled", True)]
+        wanting = [body for body in bodies if _wants_gateway(body)]
         wanting.sort(key=lambda body: _rank_owner(body["metadata"]))
         pools = [SiblingPool(body["metadata"]["name"], body["metadata"]["uid"]) for body in wanting]
         return tuple(pools[:MAX_GATEWAY_OWNERS])
@@ -294,6 +298,28 @@ def _read_pod(stored: Stored) -> Pod:
 
 def _read_workload(stored: Stored) -> Workload:
     return parse_workload(stored.body, stored.replicas_manager)
+
+
+def find_name_keeper(pool: InferencePool, bodies: Iterable[Mapping[str, Any]]) -> str:
+    """The older pool of the namespace with the same model name, in the order in which gateways choose between them."""
+    if not pool.spec.gateway.enabled or pool.is_deleting:
+        return ""
+    sharing = [
+        body["metadata"]
+        for body in bodies
+        if _find_model_name(body) == pool.model_name and _wants_gateway(body)
+    ]
+    keeper = min(sharing, key=_rank_owner, default=None)
+    return "" if keeper is None or keeper["name"] == pool.metadata.name else str(keeper["name"])
+
+
+def _wants_gateway(body: Mapping[str, Any]) -> bool:
+    return bool(((body.get("spec") or {}).get("gateway") or {}).get("enabled", True))
+
+
+def _find_model_name(body: Mapping[str, Any]) -> str:
+    model = (body.get("spec") or {}).get("model") or {}
+    return str(model.get("name") or body["metadata"]["name"])
 
 
 def _rank_owner(metadata: Mapping[str, Any]) -> tuple[bool, str, str]:

@@ -51,6 +51,7 @@ def judge_progressing(facts: Facts, ready: Judgement) -> Judgement:
     stuck = ready.reason in (
         ConditionReason.NOT_SUPPORTED,
         ConditionReason.CHILD_NOT_OURS,
+        ConditionReason.CONFLICT,
         ConditionReason.SCALED_TO_ZERO,
         ConditionReason.INVALID_SPEC,
         ConditionReason.ROLLED_BACK,
@@ -93,6 +94,9 @@ def judge_degraded(facts: Facts) -> Judgement:
     problems = facts.problems
     if problems:
         return Judgement(kind, True, problems[0].reason, problems[0].message)
+    if facts.snapshot.key_problems:
+        text = f"callers with these keys are refused: {'; '.join(facts.snapshot.key_problems)}"
+        return Judgement(kind, True, ConditionReason.SECRET_NOT_FOUND, text)
     rivals = describe_rivals(facts)
     if rivals:
         return Judgement(kind, True, ConditionReason.CONFLICT, rivals)

@@ -26,6 +26,7 @@ WARNINGS = {
     ConditionReason.SECRET_NOT_FOUND,
     ConditionReason.CLAIM_NOT_FOUND,
     ConditionReason.CHILD_NOT_OURS,
+    ConditionReason.CONFLICT,
     ConditionReason.NOT_SUPPORTED,
     ConditionReason.INVALID_SPEC,
     ConditionReason.PROBE_FAILED,

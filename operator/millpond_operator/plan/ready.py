@@ -81,6 +81,14 @@ def _check_leftovers(facts: Facts) -> tuple[ConditionReason, str] | None:
     return ConditionReason.CREATING, f"waiting until what an earlier pool of this name left is gone: {named}"
 
 
+def _check_name(facts: Facts) -> tuple[ConditionReason, str] | None:
+    keeper = facts.snapshot.name_keeper
+    if not keeper:
+        return None
+    text = f"the gateway serves the model name {facts.pool.model_name} from pool {keeper}, which is older"
+    return ConditionReason.CONFLICT, f"{text}; write another spec.model.name, or delete that pool"
+
+
 def _check_secrets(facts: Facts) -> tuple[ConditionReason, str] | None:
     missing = facts.snapshot.missing_secrets
     if not missing:
@@ -227,6 +235,7 @@ CHECKS: tuple[Check, ...] = (
     _check_supported,
     _check_foreign,
     _check_leftovers,
+    _check_name,
     _check_secrets,
     _check_claims,
     _check_fit,

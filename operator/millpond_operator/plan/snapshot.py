@@ -240,6 +240,10 @@ class PoolSnapshot:
     """Of the accelerators a role asks for, by role; None when nobody looked at the nodes."""
     claim_needs: Mapping[str, ClaimNeed] = field(default_factory=dict)
     """Devices by resource claim that one replica of a role asks for, by role; absent where not certain."""
+    name_keeper: str = ""
+    """Older pool of the namespace that the gateway serves this pool's model name from; empty where there is none."""
+    key_problems: tuple[str, ...] = ()
+    """Why Secrets with tenants' API keys cannot be read, and what to do, in words."""
     missing_secrets: tuple[str, ...] = ()
     missing_claims: tuple[str, ...] = ()
     capacity: Capacity | None = None
