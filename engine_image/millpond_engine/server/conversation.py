@@ -58,7 +58,7 @@ def plan_tools(body: ChatBody, context: ServerContext) -> ToolPlan:
         return ToolPlan(tools, parse=False)
     if not tools:
         raise bad_value("tool_choice", "needs tools")
-    taught = toolcalls.is_taught_by(_get_template(body.chat_template, context))
+    taught = toolcalls.is_taught_by(_get_template(body.chat_template, context, tools))
     most = 1 if body.parallel_tool_calls is False else None
     if choice == "auto":
         return ToolPlan(tools, parse=taught, max_calls=most)
@@ -108,7 +108,7 @@ def render_conversation(body: ChatBody, context: ServerContext, plan: ToolPlan) 
         continue_final_message=continue_final,
         variables=variables,
     )
-    return _render(_get_template(body.chat_template, context), chat) + plan.forced_prefix
+    return _render(_get_template(body.chat_template, context, plan.shown), chat) + plan.forced_prefix
 
 
 def render_for_tokenize(body: TokenizeBody, context: ServerContext) -> str:
@@ -184,8 +184,9 @@ def _check_kwargs(variables: dict[str, Any] | None) -> dict[str, Any]:
     return variables or {}
 
 
-def _get_template(given: str | None, context: ServerContext) -> str:
-    template = given or context.tokenizer.facts.chat_template
+def _get_template(given: str | None, context: ServerContext, tools: tuple[Tool, ...]) -> str:
+    facts = context.tokenizer.facts
+    template = given or (facts.tool_template if tools else None) or facts.chat_template
     if template is None:
         message = "this model has no chat template; use /v1/completions"
         raise make_error(ErrorCode.INVALID_VALUE, message, param="messages")

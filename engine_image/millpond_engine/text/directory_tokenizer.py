@@ -33,15 +33,16 @@ def load_directory_tokenizer(path: Path) -> HubTokenizer:
     special = frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
     variables = _read_variables(settings)
     model = _read_json(path / "config.json")
-    decoder = json.loads(tokenizer.to_str()).get("decoder")
+    decoder, rows = json.loads(tokenizer.to_str()).get("decoder"), model.get("vocab_size")
     facts = TokenizerFacts(
         vocabulary_size=max(
-            tokenizer.get_vocab_size(with_added_tokens=True), int(model.get("vocab_size", 0))
+            tokenizer.get_vocab_size(with_added_tokens=True), rows if isinstance(rows, int) else 0
         ),
         eos_token_ids=_find_ends(path, model, variables, tokenizer),
         special_token_ids=special,
         bos_token_id=tokenizer.token_to_id(variables.get("bos_token", "")),
         chat_template=_read_template(path, settings),
+        tool_template=_read_tool_template(path, settings),
         template_variables=variables,
         adds_space=_takes_space(decoder),
     )
@@ -88,10 +89,22 @@ def _read_template(path: Path, settings: dict[str, Any]) -> str | None:
     if file.is_file():
         return file.read_text(encoding="utf-8")
     template = settings.get("chat_template")
-    if isinstance(template, list):
-        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
-        template = named.get("default")
+    template = _list_templates(template).get("default") if isinstance(template, list) else template
     return template if isinstance(template, str) else None
+
+
+def _read_tool_template(path: Path, settings: dict[str, Any]) -> str | None:
+    """The template named `tool_use`, in a file of its own or in the configuration's list."""
+    file = path / "additional_chat_templates" / "tool_use.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = _list_templates(settings.get("chat_template")).get("tool_use")
+    return template if isinstance(template, str) else None
+
+
+def _list_templates(templates: Any) -> dict[Any, Any]:
+    listed = templates if isinstance(templates, list) else []
+    return {item.get("name"): item.get("template") for item in listed if isinstance(item, dict)}
 
 
 def _takes_space(decoder: Any) -> bool:

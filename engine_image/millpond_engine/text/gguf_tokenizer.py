@@ -144,7 +144,7 @@ def _add_bos(tokenizer: tokenizers.Tokenizer, tokens: list[str], data: dict[str,
     bos = data.get("tokenizer.ggml.bos_token_id")
     # most files of these kinds have no flag, and their models were trained with the token in front
     by_default = data.get("tokenizer.ggml.model") == "llama" or _find_split_name(data) == "llama-bpe"
-    if bos is not None and data.get("tokenizer.ggml.add_bos_token", by_default):
+    if bos is not None and bos < len(tokens) and data.get("tokenizer.ggml.add_bos_token", by_default):
         text = tokens[bos]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{text} $A", pair=None, special_tokens=[(text, bos)]
@@ -168,6 +168,7 @@ def _make_facts(data: dict[str, Any], tokens: list[str], control: frozenset[int]
         special_token_ids=control,
         bos_token_id=data.get("tokenizer.ggml.bos_token_id"),
         chat_template=data.get("tokenizer.chat_template"),
+        tool_template=data.get("tokenizer.chat_template.tool_use"),
         template_variables=variables,
         adds_space=_adds_space(data),
     )

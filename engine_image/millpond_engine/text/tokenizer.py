@@ -21,6 +21,8 @@ class TokenizerFacts:
     """Left out of text unless asked for."""
     bos_token_id: int | None = None
     chat_template: str | None = None
+    tool_template: str | None = None
+    """For conversations with tools, where the model brings two templates."""
     template_variables: dict[str, str] = field(default_factory=dict)
     """Names of special tokens that chat templates use: bos_token, eos_token, …"""
     adds_space: bool = False

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from tests.support.engine_server import Running, Setup, Stream, run_engine
+
+from millpond_engine.text.bytes_tokenizer import ByteTokenizer
 
 USER = [{"role": "user", "content": "hello"}]
 TOOLS = [
@@ -152,6 +155,22 @@ async def test_arguments_in_the_history_are_an_object_or_a_400(
     assert got == status, answer
     if status == 400:
         assert answer["error"]["param"] == "messages[1].tool_calls.function.arguments"
+
+
+async def test_a_template_for_tools_is_taken_where_there_are_tools() -> None:
+    class TwoTemplates(ByteTokenizer):
+        def __init__(self) -> None:
+            super().__init__()
+            plain, tool = "plain", "{{ tools[0].function.name }} <tool_call>"
+            self._facts = replace(self._facts, chat_template=plain, tool_template=tool)
+
+    async with run_engine(Setup(text=CALL_TEXT, tokenizer=TwoTemplates())) as engine:
+        for tools, prompt in ((None, "plain"), (TOOLS, "get_weather <tool_call>")):
+            _, answer = await engine.post("/tokenize", {"messages": USER, "tools": tools})
+            assert bytes(answer["tokens"]).decode() == prompt
+        answer = await engine.chat(tools=TOOLS)
+        assert answer["choices"][0]["finish_reason"] == "tool_calls"
+        assert (await engine.chat())["choices"][0]["finish_reason"] == "stop"
 
 
 async def test_tool_choice_none_leaves_text_alone() -> None:
