@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 
 import pytest
 from tests.devcluster import machine
@@ -41,7 +40,6 @@ def run_a_pod(layout: Layout) -> None:
     wait_for(
         "the pod runs",
         lambda: kube.get("v1", "Pod", "sleeper")["status"].get("phase") == "Running",
-        seconds=60,
     )
 
 
@@ -91,7 +89,7 @@ def test_down_leaves_nothing(driver: Driver) -> None:
 
 def test_two_ups_make_one_cluster_and_a_node_is_added_in_place(driver: Driver) -> None:
     both = [driver.start("up"), driver.start("up")]
-    said = [process.communicate(timeout=120)[1] for process in both]
+    said = [process.communicate(timeout=200)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     assert sum("etcd and API server" in text for text in said) == 1
     first = load(driver.layout)
@@ -100,10 +98,10 @@ def test_two_ups_make_one_cluster_and_a_node_is_added_in_place(driver: Driver) -
     assert second.find("kube-apiserver") == first.find("kube-apiserver"), "the running API server goes on"
     assert second.node_started
     for again in (["up", "--node"], ["up"]):
-        started = time.monotonic()
-        assert driver.run(*again).returncode == 0
-        assert time.monotonic() - started < 5
-        assert load(driver.layout) == second
+        done = driver.run(*again)
+        assert done.returncode == 0, done.stderr
+        assert "etcd and API server" not in done.stderr
+        assert load(driver.layout) == second, "nothing was started again"
 
 
 def test_up_repairs_a_node_that_lost_a_program_and_a_cluster_that_lost_all(driver: Driver) -> None:
@@ -116,7 +114,7 @@ def test_up_repairs_a_node_that_lost_a_program_and_a_cluster_that_lost_all(drive
     assert repaired.returncode == 0, repaired.stderr
     assert "stopped the node that was not whole" in repaired.stderr
     assert load(driver.layout).find("kube-apiserver") == first.find("kube-apiserver")
-    wait_for("the pod runs again", lambda: is_running(driver.layout), seconds=60)
+    wait_for("the pod runs again", lambda: is_running(driver.layout))
 
     namespaces |= machine.list_namespaces(driver.layout)
     kill_everything(driver.layout)
@@ -139,7 +137,7 @@ def kill_kubelet(layout: Layout) -> None:
 
 def is_running(layout: Layout) -> bool:
     status = Kube(layout.admin_kubeconfig).get("v1", "Pod", "sleeper")["status"]
-    return bool(status["containerStatuses"][0].get("state", {}).get("running"))
+    return any("running" in found["state"] for found in status.get("containerStatuses") or [])
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -149,7 +147,7 @@ def test_up_works_after_its_driver_was_stopped_half_way(driver: Driver, number: 
     log = driver.layout.logs / "kube-apiserver.log"
     wait_for("the API server starts", log.exists)
     half.send_signal(number)
-    _, said = half.communicate(timeout=30)
+    _, said = half.communicate(timeout=100)
     if number is signal.SIGTERM:
         assert "interrupted" in said
         assert_nothing_left(driver, before, frozenset())

@@ -23,16 +23,16 @@ class Call:
     code: int
 
 
-def read_events(log: Path) -> Iterator[dict[str, Any]]:
-    """Events that are written wholly; the server goes on writing while this reads."""
+def read_events(log: Path, *, naming: str) -> Iterator[dict[str, Any]]:
+    """Events whose lines hold a name and are written wholly; the server goes on writing while this reads."""
     whole, _, _ = log.read_text(encoding="utf-8").rpartition("\n")
-    return (json.loads(line) for line in whole.splitlines())
+    return (json.loads(line) for line in whole.splitlines() if naming in line)
 
 
 def read_calls(log: Path, user: str) -> list[Call]:
     """Every call of a user on resources. An apply that created something needs the verb create too."""
     calls = []
-    for event in read_events(log):
+    for event in read_events(log, naming=user):
         place = event.get("objectRef")
         if event["user"]["username"] != user or place is None or "resource" not in place:
             continue
