@@ -34,13 +34,19 @@ def load_connection(kubeconfig: Path | None = None, context: str | None = None) 
         )
         raise SettingsError(message) from error
     assert chosen is not None, "get() without a default raises instead"
-    user = chosen.user
-    if user is not None and (user.exec or user.auth_provider) and not (user.token or user.client_cert_data):
+    if _needs_program(chosen.user):
         raise SettingsError(
             "the kubeconfig's user gets its credentials from a program, which is not supported: "
             "use one with a token or a client certificate, or run in a cluster"
         )
     return chosen
+
+
+def _needs_program(user: User | None) -> bool:
+    """Whether a user has nothing but a program that would make its credentials."""
+    if user is None or not (user.exec or user.auth_provider):
+        return False
+    return not (user.token or user.token_file or user.client_cert or user.client_cert_data)
 
 
 def make_ssl_context(connection: SingleConfig) -> ssl.SSLContext:

@@ -258,3 +258,8 @@ def test_a_user_whose_credentials_a_program_makes_is_refused_at_the_start(tmp_pa
     )
     with pytest.raises(SettingsError, match="client certificate"):
         load_connection(file)
+    text = file.read_text(encoding="utf-8").replace('{"exec"', '{"token": "t", "exec"')
+    file.write_text(text, encoding="utf-8")
+    user = load_connection(file).user
+    assert user is not None
+    assert user.token == "t", "a token beside the program is used"
