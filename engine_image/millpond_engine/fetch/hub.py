@@ -13,6 +13,8 @@ from millpond_engine.fetch.sources import Listing, ModelSource, RemoteFile, chec
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 _WANTED = (".json", ".safetensors", ".jinja", ".model", ".txt")
+_BELOW = "additional_chat_templates/tool_use.jinja"
+"""What the engine reads below the top level."""
 _NEVER = ("pytorch_model.bin.index.json", "tf_model.h5")
 
 
@@ -56,7 +58,9 @@ def choose_files(names: list[str], path: str) -> set[str]:
     top = [name for name in names if "/" not in name]
     if not any(name.endswith(".safetensors") for name in top):
         return set()
-    return {name for name in top if name.endswith(_WANTED) and name not in _NEVER}
+    return {name for name in names if name == _BELOW} | {
+        name for name in top if name.endswith(_WANTED) and name not in _NEVER
+    }
 
 
 def _remote_file(

@@ -19,6 +19,7 @@ from tests.unit.millpond_engine.fetch.server import FileServer
 
 from millpond_engine.fetch import FetchError, FetchReason, FetchSettings, fetch_model, run_fetch
 from millpond_engine.fetch.download import RetrySettings
+from millpond_engine.fetch.hub import choose_files
 
 CONTENT = os.urandom(300_000)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -350,3 +351,16 @@ def test_a_file_of_this_machine_is_held_to_its_checksum(tmp_path: Path) -> None:
         fetch_model(f"file://{tmp_path}", tmp_path / "out", sha256="0" * 64)
     digest = hashlib.sha256(b"weights").hexdigest()
     assert fetch_model(source, tmp_path / "out", sha256=digest)[0].name == "m.gguf"
+
+
+def test_of_a_repository_only_what_the_engine_reads_is_chosen() -> None:
+    read = ["config.json", "model.safetensors", "additional_chat_templates/tool_use.jinja"]
+    left = [
+        "README.md",
+        "original/consolidated.00.pth",
+        "additional_chat_templates/rag.jinja",
+        "onnx/model.json",
+    ]
+    assert choose_files([*read, *left], "") == set(read)
+    assert choose_files([*read, *left], "config.json") == {"config.json"}
+    assert choose_files(left, "") == set()
