@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+from structlog.testing import capture_logs
 from tests.fixtures.gateway import MODEL, FakeEngine, MakeEngine, MakeGateway, RunningGateway, Script
 from tests.gateway.wire import ask, make_request, talk
 from tests.support.ports import find_port
@@ -117,8 +118,11 @@ async def test_only_gateways_are_heard_on_the_peer_port(
     mesh = gateway.process.mesh
     assert mesh is not None
     link = PeerLink(mesh)
-    assert not mesh.on_link(link, "10.0.0.9")
-    assert "peer_connections_refused_total 1.0" in gateway.process.make_metrics_text()
+    with capture_logs() as told:
+        for number in range(50):
+            assert not mesh.on_link(link, f"10.0.0.{9 + number}")
+    assert "peer_connections_refused_total 50.0" in gateway.process.make_metrics_text()
+    assert len([line for line in told if "refused" in line["event"]]) == 1, "a flood must not write the log"
     mesh.set_hosts(frozenset({"10.0.0.9"}))  # the API server shows a gateway's pod there
     assert mesh.on_link(link, "10.0.0.9")
     mesh.set_hosts(frozenset())

@@ -28,6 +28,7 @@ _MAX_LINKS = 256
 _LOOPBACK = frozenset({"127.0.0.1", "::1"})
 """Other workers of this pod, and whoever else shares its network namespace."""
 _MAX_UNSENT_BYTES = 8 * 1024 * 1024
+_TELL_SECONDS = 10.0
 _PARTITION_SECONDS = 3.0
 """Peers that are listed and yet unheard for longer count as cut off."""
 
@@ -109,6 +110,7 @@ class PeerMesh:
         self._outgoing: set[PeerLink] = set()
         self._routers: dict[str, Router] = {}
         self._short_since: float | None = None
+        self._refused_told_at = float("-inf")
         self._num_missing = 0
         self._hosts: frozenset[str] = frozenset()
         self._dialed_hosts: dict[str, str] = {}
@@ -181,10 +183,17 @@ class PeerMesh:
         if dialed:
             self._dialed_hosts[dialed] = host
         elif not self._knows(host):
-            self._on_refused()
-            _log.warning("connection refused: no gateway of this namespace is known there", host=host)
+            self._refuse(host)
             return False
         return len(self._links) <= _MAX_LINKS
+
+    def _refuse(self, host: str) -> None:
+        """Count each stranger, and name one now and then: who connects without end must not write the log."""
+        self._on_refused()
+        now = self._clock()
+        if now - self._refused_told_at >= _TELL_SECONDS:
+            self._refused_told_at = now
+            _log.warning("connection refused: no gateway of this namespace is known there", host=host)
 
     def _knows(self, host: str) -> bool:
         known = host in self._hosts or host in self._dialed_hosts.values()
