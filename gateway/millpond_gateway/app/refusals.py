@@ -29,7 +29,7 @@ def make_refusal(spec: PoolSpec, verdict: Verdict) -> ApiError:
 _EXPLANATIONS: Final = {
     FlowReason.TENANT_CONCURRENCY: "the tenant has as many requests open as it may",
     FlowReason.TENANT_TOKENS: "the tenant's tokens of this minute are used up",
-    FlowReason.TOKENS_NEVER_FIT: "the request asks for more tokens than the tenant may ever use at once",
+    FlowReason.TOKENS_NEVER_FIT: "prompt and longest output together are more than the tenant may use in a whole minute; lower max_tokens",
     FlowReason.COLD_START: "the pool is starting and was not ready in time",
     FlowReason.HOLD_EXPIRED: "no replica became free in time",
     FlowReason.SHEDDABLE: "every replica is busy and this class is not held",
