@@ -15,7 +15,7 @@ import msgspec
 from lightkube.config.kubeconfig import SingleConfig
 
 from millpond_operator.clients.connection import Credentials, make_ssl_context
-from millpond_operator.desired.kinds import POD, Kind
+from millpond_operator.desired.kinds import DEPLOYMENT, POD, Kind
 from millpond_operator.errors import (
     ConflictError,
     ForbiddenError,
@@ -133,7 +133,7 @@ class KubeClient:
         self, kind: Kind, namespace: str | None, body: Mapping[str, Any], *, manager: str
     ) -> Obj:
         """Create an object; ConflictError when the name is taken."""
-        params = {"fieldManager": manager}
+        params = {"fieldManager": manager, **_choose_validation(kind)}
         return await self._call("create", kind, kind.make_path(namespace), params=params, body=body)
 
     async def apply(
@@ -148,7 +148,11 @@ class KubeClient:
         subresource: str | None = None,
     ) -> Obj:
         """Server-side apply: the body holds exactly the fields this manager owns."""
-        params = {"fieldManager": manager, "force": "true" if force else "false"}
+        params = {
+            "fieldManager": manager,
+            "force": "true" if force else "false",
+            **_choose_validation(kind),
+        }
         path = kind.make_path(namespace, name, subresource)
         return await self._call("apply", kind, path, params=params, body=body, content_type=TYPE_APPLY)
 
@@ -277,3 +281,11 @@ def make_error(what: str, response: Response) -> KubeError:
 
 def _parse_seconds(value: str | None) -> float:
     return float(value) if value and value.isdigit() else 1.0
+
+
+def _choose_validation(kind: Kind) -> dict[str, str]:
+    """Pods hold parts that users wrote freely: a field that nobody knows is refused there, where the API server would drop it.
+
+    A toleration without its misspelled effect tolerates all of them.
+    """
+    return {"fieldValidation": "Strict"} if kind == DEPLOYMENT else {}

@@ -14,7 +14,7 @@ from lightkube.config.kubeconfig import KubeConfig, SingleConfig
 
 from millpond_operator.clients.connection import Credentials, load_connection
 from millpond_operator.clients.kube import KubeClient
-from millpond_operator.desired.kinds import CONFIG_MAP, LEASE, POD
+from millpond_operator.desired.kinds import CONFIG_MAP, DEPLOYMENT, LEASE, POD
 from millpond_operator.errors import (
     ConflictError,
     ForbiddenError,
@@ -80,6 +80,15 @@ class Recorder:
         if isinstance(self.body, str):
             return web.Response(status=self.status, text=self.body, headers=self.headers)
         return web.json_response(self.body or {}, status=self.status, headers=self.headers)
+
+
+async def test_fields_that_nobody_knows_are_refused_where_users_write_freely() -> None:
+    """The API server drops them otherwise: a toleration without its misspelled effect tolerates everything."""
+    recorder = Recorder()
+    async with serve(recorder) as client:
+        await client.create(DEPLOYMENT, "ns", {"x": 1}, manager="m")
+        await client.apply(DEPLOYMENT, "ns", "a", {"x": 1}, manager="m", force=True)
+    assert [query["fieldValidation"] for _, _, query, _ in recorder.seen] == ["Strict", "Strict"]
 
 
 async def test_each_verb_is_the_api_servers() -> None:
