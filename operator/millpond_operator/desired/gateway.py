@@ -36,13 +36,19 @@ _PEER_PORTS = {
 POD_FIELDS = {"POD_NAME": "metadata.name", "POD_NAMESPACE": "metadata.namespace", "POD_IP": "status.podIP"}
 
 
-def make_gateway(owners: list[Owner], settings: BuildSettings) -> list[Manifest]:
-    """All objects of a namespace's gateway; `owners` are its pools by name, at least one."""
+def make_gateway(owners: list[Owner], settings: BuildSettings, *, owns_count: bool = True) -> list[Manifest]:
+    """All objects of a namespace's gateway.
+
+    Args:
+        owners: its pools by name, at least one.
+        settings: of the operator.
+        owns_count: whether the number of gateways is the operator's; false once a scaler has set it.
+    """
     contents = {
         SERVICE_ACCOUNT: {"automountServiceAccountToken": False},
         ROLE_BINDING: _make_binding(owners[0].namespace, settings),
         SERVICE: _make_service(),
-        DEPLOYMENT: _make_deployment(settings),
+        DEPLOYMENT: _make_deployment(settings, owns_count=owns_count),
         BUDGET: _make_budget(),
     }
     if settings.network_policies:
@@ -98,10 +104,11 @@ def _make_network_policy(settings: BuildSettings) -> dict[str, Any]:
     return {"spec": spec}
 
 
-def _make_deployment(settings: BuildSettings) -> dict[str, Any]:
+def _make_deployment(settings: BuildSettings, *, owns_count: bool) -> dict[str, Any]:
     selector = {"matchLabels": names.make_gateway_selector()}
+    count = {"replicas": settings.gateway_replicas} if owns_count else {}
     spec = {
-        "replicas": settings.gateway_replicas,
+        **count,
         "revisionHistoryLimit": 2,
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
         "selector": selector,

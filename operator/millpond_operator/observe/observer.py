@@ -204,7 +204,10 @@ class Observer:
                 for item in sorted(wanted)
                 if (stored := self._store.get(kind, namespace, item)) is not None
             ]
-            found = (parse_child(kind, stored.body, created=stored.created) for stored in own)
+            found = (
+                parse_child(kind, stored.body, created=stored.created, scaled_by=stored.scaled_by)
+                for stored in own
+            )
             children |= {(kind.plural, child.name): child for child in found}
         return tuple(children.values())
 

@@ -106,7 +106,7 @@ def parse_workload(obj: Obj, replicas_manager: str) -> Workload:
     )
 
 
-def parse_child(kind: Kind, obj: Obj, *, created: bool = False) -> Child:
+def parse_child(kind: Kind, obj: Obj, *, created: bool = False, scaled_by: str = "") -> Child:
     """Read ownership and content of an object under a name the operator uses."""
     metadata = obj["metadata"]
     owners = metadata.get("ownerReferences") or ()
@@ -123,6 +123,7 @@ def parse_child(kind: Kind, obj: Obj, *, created: bool = False) -> Child:
         body=obj,
         deleting=bool(metadata.get("deletionTimestamp")),
         created=created,
+        scaled_by=scaled_by,
     )
 
 

@@ -32,6 +32,8 @@ class Stored:
     version: int
     replicas_manager: str = ""
     """Who set `spec.replicas` of a Deployment last; of a pool, who did through the scale subresource."""
+    scaled_by: str = ""
+    """Who set `spec.replicas` of a Deployment through the scale subresource."""
     created: bool = False
     """Whether fields of the operator are noted as written by a create."""
 
@@ -180,10 +182,9 @@ def was_created(obj: Obj) -> bool:
 
 def _slim(kind: Kind, obj: Obj) -> Stored:
     metadata = {name: value for name, value in obj["metadata"].items() if name != "managedFields"}
-    manager = find_replicas_manager(obj) if kind == DEPLOYMENT else ""
-    if kind == POOL:
-        manager = find_replicas_manager(obj, subresource="scale")
-    return Stored({**obj, "metadata": metadata}, _version(obj), manager, was_created(obj))
+    scaled_by = find_replicas_manager(obj, subresource="scale") if kind in (DEPLOYMENT, POOL) else ""
+    manager = find_replicas_manager(obj) if kind == DEPLOYMENT else scaled_by
+    return Stored({**obj, "metadata": metadata}, _version(obj), manager, scaled_by, was_created(obj))
 
 
 def _discard(index: dict[K, set[str]], key: K, name: str) -> None:

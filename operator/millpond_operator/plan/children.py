@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from millpond_common.contract import labels
 from millpond_operator.desired.children import make_children, make_owner
 from millpond_operator.desired.gateway import GATEWAY_KINDS, make_gateway
-from millpond_operator.desired.kinds import BUDGET, CLAIM, CONFIG_MAP, NETWORK_POLICY, ROLE_BINDING
+from millpond_operator.desired.kinds import (
+    BUDGET,
+    CLAIM,
+    CONFIG_MAP,
+    DEPLOYMENT,
+    NETWORK_POLICY,
+    ROLE_BINDING,
+)
 from millpond_operator.desired.manifest import Manifest, Owner
 from millpond_operator.desired.workload import RevisionRecord
 from millpond_operator.plan.actions import STAGE_FIRST, STAGE_REST, Apply, Delete
@@ -116,7 +123,10 @@ def _make_gateway(snapshot: PoolSnapshot, settings: PlanSettings) -> list[Manife
         return []
     namespace = snapshot.pool.metadata.namespace
     owners = [Owner(namespace, pool.name, pool.uid) for pool in snapshot.gateway_pools]
-    return make_gateway(owners or [make_owner(snapshot.pool)], settings.build)
+    live = snapshot.find_child(DEPLOYMENT, labels.GATEWAY_NAME)
+    # No pool says how many gateways there are, so whoever scales them keeps the count; the setting is where it starts.
+    owns_count = live is None or not live.scaled_by
+    return make_gateway(owners or [make_owner(snapshot.pool)], settings.build, owns_count=owns_count)
 
 
 def _drop_unwanted(snapshot: PoolSnapshot, wanted: Iterable[Manifest]) -> list[Delete]:

@@ -118,6 +118,8 @@ class Child:
     deleting: bool
     controller: str = ""
     """Kind and name of its controller, as "InferencePool/chat"."""
+    scaled_by: str = ""
+    """Who set the count of a Deployment through its scale subresource: an HPA, KEDA, `kubectl scale`."""
     created: bool = False
     """Whether the operator's fields are noted as those of a create: an apply without one of them would not remove it."""
 

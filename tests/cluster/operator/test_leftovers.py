@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+from kubernetes import client
 from tests.fixtures.cluster import Cluster
 from tests.support.kube import wait_for
 from tests.support.operator_world import World
@@ -177,3 +178,19 @@ def test_op_074_the_binding_of_another_release_gives_way(own_world: World) -> No
     world.look("moved", times=2)
     world.wait_ready("moved")
     assert [p["metadata"]["name"] for p in world.list_pods("moved")] == [pod["metadata"]["name"]]
+
+
+def test_op_001_the_gateway_stays_at_the_count_a_scaler_gave_it(own_world: World) -> None:
+    world = own_world
+    operator = world.start_operator()
+    world.create("scaled-gateway", replicas=1)
+    world.wait_ready("scaled-gateway")
+    apps, name = client.AppsV1Api(world.kube.api_client), labels.GATEWAY_NAME
+    for count in (3, 2):
+        apps.patch_namespaced_deployment_scale(name, world.namespace, {"spec": {"replicas": count}})
+        world.look("scaled-gateway", times=3)
+        operator.resync()
+        world.look("scaled-gateway", times=2)
+        seen = apps.read_namespaced_deployment(name, world.namespace)
+        assert seen.spec.replicas == count
+    world.wait_ready("scaled-gateway")

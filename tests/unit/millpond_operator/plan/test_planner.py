@@ -506,3 +506,27 @@ def test_op_074_a_binding_to_the_role_of_another_release_is_replaced() -> None:
     left = tuple(child for child in living.children if child.kind.name != "RoleBinding")
     applied = list_applied(plan(dataclasses.replace(living, children=left), settings, NOW))
     assert applied["RoleBinding/millpond-gateway"]["roleRef"]["name"] == "another-release-gateway"
+
+
+def test_op_001_whoever_scales_the_gateway_keeps_its_count() -> None:
+    """An HPA on the gateway's Deployment is never fought; a count edited by hand is put back."""
+    pool = make_pool(replicas=1)
+    living = make_living(pool, pods=make_replicas(pool, 1))
+    gateway = next(c for c in living.children if (c.kind.name, c.name) == ("Deployment", "millpond-gateway"))
+    body = {**gateway.body, "spec": {**gateway.body["spec"], "replicas": 7}}
+
+    def apply_with(**changes: Any) -> dict[str, Any] | None:
+        other = dataclasses.replace(gateway, body=body, **changes)
+        children = tuple(other if child is gateway else child for child in living.children)
+        decided = plan(dataclasses.replace(living, children=children), SETTINGS, NOW)
+        return list_applied(decided).get("Deployment/millpond-gateway")
+
+    edited = apply_with()
+    assert edited is not None
+    assert edited["spec"]["replicas"] == SETTINGS.build.gateway_replicas
+    scaled = apply_with(scaled_by="kube-controller-manager")
+    assert scaled is not None
+    assert "replicas" not in scaled["spec"], "the operator gives the field up"
+    digest = scaled["metadata"]["annotations"][labels.APPLIED_DIGEST]
+    body = {**body, "metadata": {**body["metadata"], "annotations": scaled["metadata"]["annotations"]}}
+    assert apply_with(scaled_by="kube-controller-manager", digest=digest) is None
