@@ -8,6 +8,7 @@ prefers that. Put first on PYTHONPATH it is the gateway that images ship. Made a
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import os
 import platform
@@ -91,13 +92,22 @@ def main() -> int:
     parser.add_argument("--python", default=sys.executable)
     given = parser.parse_args()
     folder: Path = given.folder.resolve()
-    stamp, digest = folder / _STAMP, compute_digest()
-    if not stamp.exists() or stamp.read_text() != digest:
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(_SOURCES[0], folder / PACKAGE, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-        compile_modules(folder, given.python)
-        stamp.write_text(digest)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a benchmark and a test may want it at once
+        make_current(folder, given.python)
     return 0
+
+
+def make_current(folder: Path, python: str) -> None:
+    """Make the folder anew unless it came from what there is now."""
+    stamp, digest = folder / _STAMP, compute_digest()
+    if stamp.exists() and stamp.read_text() == digest:
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(_SOURCES[0], folder / PACKAGE, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    compile_modules(folder, python)
+    stamp.write_text(digest)
 
 
 def compute_digest() -> str:
