@@ -16,6 +16,7 @@ import structlog
 import zmq
 
 from millpond_common.contract import kv_events as wire
+from millpond_common.pace import Pace
 from millpond_engine.loop.kv_resident import ResidentBlocks
 from millpond_engine.records.outputs import CacheCleared, CacheEvent
 
@@ -24,6 +25,8 @@ log = structlog.get_logger(__name__)
 _SNAPSHOT_CHUNK = 64
 """Events of one message of a snapshot."""
 _IDLE_MILLISECONDS = 20
+_ANSWERING_SHARE = 0.25
+"""Of this thread's time, and so of the interpreter that it shares: who asks without end must not slow the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,8 @@ class KvPublisher:
         self._retained: deque[tuple[int, bytes]] = deque(maxlen=settings.retained_batches)
         self._next = 0
         self._sent_at = 0.0
+        self._rests_until = 0.0
+        self._malformed = Pace(seconds=1.0)
         self._stopping = threading.Event()
         self._context = zmq.Context()
         self._publish_socket = self._bind(zmq.PUB, settings.endpoint)
@@ -116,9 +121,8 @@ class KvPublisher:
     def _run(self) -> None:
         try:
             while not self._stopping.is_set():
-                if (
-                    not self._send_queued() and self._replay_socket.poll(_IDLE_MILLISECONDS)
-                ) or self._replay_socket.poll(0):
+                idle = not self._send_queued()
+                if self._wait_for_question(idle=idle):
                     self._answer()
                 if time.monotonic() - self._sent_at >= self._settings.heartbeat_seconds:
                     self._send([wire.Heartbeat(self.sequence)])
@@ -126,6 +130,14 @@ class KvPublisher:
             return
         except Exception:
             log.exception("kv event publisher ended")
+
+    def _wait_for_question(self, *, idle: bool) -> bool:
+        """Wait a little when there is nothing else to do; whether a question may be answered now."""
+        if time.monotonic() < self._rests_until:
+            if idle:
+                self._stopping.wait(_IDLE_MILLISECONDS / 1000)
+            return False
+        return bool(self._replay_socket.poll(_IDLE_MILLISECONDS if idle else 0))
 
     def _send_queued(self) -> bool:
         """Publish what the engine thread queued; False when there was nothing."""
@@ -157,10 +169,16 @@ class KvPublisher:
         return wire.encode_batch(events, stamp, seconds=time.time(), form=self._settings.form)
 
     def _answer(self) -> None:
-        """Answer one request on the replay socket; malformed ones are dropped."""
-        frames = self._replay_socket.recv_multipart()
+        """Answer one question on the replay socket, and rest after it; malformed ones are dropped."""
+        started = time.monotonic()
+        self._answer_frames(self._replay_socket.recv_multipart())
+        now = time.monotonic()
+        self._rests_until = now + (now - started) * (1 / _ANSWERING_SHARE - 1)
+
+    def _answer_frames(self, frames: list[bytes]) -> None:
         if len(frames) != 3 or frames[1] != b"":
-            log.warning("malformed replay request", num_frames=len(frames))
+            if times := self._malformed.count():
+                log.warning("malformed replay request", num_frames=len(frames), times=times)
             return
         client, _, asked = frames
         if asked == wire.SNAPSHOT_REQUEST:

@@ -17,6 +17,7 @@ from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from millpond_common.contract.openai import ApiError, ErrorCode
 from millpond_common.half_closed import has_left
+from millpond_common.pace import Pace
 
 log = structlog.get_logger(__name__)
 
@@ -25,6 +26,8 @@ _LOOKS_SECONDS = (0.02, 0.06, 0.2, 0.7, 2.0)
 take a request that came together with the end; a reset takes one round trip.
 """
 _MAX_DETAIL = 200
+_FAILURES = Pace(seconds=1.0)
+"""Of all connections: each may send garbage without end."""
 
 MakeResponse = Callable[[web.BaseRequest, ApiError], web.Response]
 
@@ -105,7 +108,9 @@ class EngineProtocol(web.RequestHandler):
         """
         if isinstance(exc, ConnectionError):
             raise exc  # leaving is no failure of ours, and clients leave often
-        log.warning("request failed below the application", status=status, error_type=type(exc).__name__)
+        if times := _FAILURES.count():
+            kind = type(exc).__name__
+            log.warning("request failed below the application", status=status, error_type=kind, times=times)
         if request.writer.output_size > 0:
             raise ConnectionError("an answer has begun")
         response = self._make_response(request, _describe(status, exc, message))

@@ -14,6 +14,7 @@ from typing import cast
 
 import structlog
 
+from millpond_common.pace import Pace
 from millpond_gateway.proxy.connections import split_address
 from millpond_gateway.routing.router import Router
 from millpond_gateway.routing.shared import SharedDecisions
@@ -110,7 +111,7 @@ class PeerMesh:
         self._outgoing: set[PeerLink] = set()
         self._routers: dict[str, Router] = {}
         self._short_since: float | None = None
-        self._refused_told_at = float("-inf")
+        self._refusals = Pace(_TELL_SECONDS, clock)
         self._num_missing = 0
         self._hosts: frozenset[str] = frozenset()
         self._dialed_hosts: dict[str, str] = {}
@@ -190,10 +191,10 @@ class PeerMesh:
     def _refuse(self, host: str) -> None:
         """Count each stranger, and name one now and then: who connects without end must not write the log."""
         self._on_refused()
-        now = self._clock()
-        if now - self._refused_told_at >= _TELL_SECONDS:
-            self._refused_told_at = now
-            _log.warning("connection refused: no gateway of this namespace is known there", host=host)
+        if times := self._refusals.count():
+            _log.warning(
+                "connection refused: no gateway of this namespace is known there", host=host, times=times
+            )
 
     def _knows(self, host: str) -> bool:
         known = host in self._hosts or host in self._dialed_hosts.values()

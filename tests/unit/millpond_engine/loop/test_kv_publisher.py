@@ -249,3 +249,25 @@ def test_the_array_form_has_vllm_positions() -> None:
     stamp = wire.EventStamp("e", 2, 0)
     _, events, _ = msgspec.msgpack.decode(wire.encode_batch([event], stamp, seconds=1.0, form="array"))
     assert events == [["BlockStored", [1, 2], None, [0] * 8, 4, None, "GPU", "sql", [["sql", "t"], ["sql"]]]]
+
+
+def test_after_an_answer_the_publisher_rests_three_times_as_long(
+    pair: tuple[KvPublisher, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher, client = pair
+    begun: list[float] = []
+
+    def answer_slowly(asked_by: bytes, start: int) -> None:
+        begun.append(time.monotonic())
+        time.sleep(0.05)
+        publisher._reply(asked_by, wire.END_SEQUENCE, b"")
+
+    monkeypatch.setattr(publisher, "_answer_replay", answer_slowly)
+    for _ in range(3):
+        client.ask.send_multipart([b"", wire.encode_sequence(0)])
+    publisher.publish((stored(0, [1, 2, 3, 4]),))
+    assert client.receive()[1], "live events go out all the while"
+    for _ in range(3):
+        client.ask.recv_multipart()
+    assert begun[1] - begun[0] >= 0.2
+    assert begun[2] - begun[1] >= 0.2

@@ -201,3 +201,12 @@ async def test_many_broken_connections_at_once_leave_the_engine_whole(steady: Ru
     answer = await steady.complete(prompt="still here", max_tokens=3)
     assert answer["usage"]["completion_tokens"] == 3
     await steady.settle()
+
+
+async def test_garbage_on_many_connections_writes_few_lines(
+    steady: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(30):
+        assert parse(await exchange(steady, b"NONSENSE\r\n\r\n"))[0] == 400
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("below the application") < 10
