@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -11,10 +12,12 @@ from typing import Any
 
 import pytest
 from tests.fixtures.cluster import Cluster
+from tests.support.kube import wait_for
 
 from demo.cluster import Cluster as DemoCluster
 from demo.forward import port_forward
 from demo.install import Model, Site, make_pool, push_images, serve_model
+from millpond_common.contract import labels
 
 FAKE_ARGUMENTS = [
     "--runner", "fake", "--fake-prefill-tokens-per-second", "20000", "--fake-decode-step-seconds", "0.02",
@@ -78,6 +81,8 @@ def gateway_url(fleet: Fleet) -> Iterator[Callable[[], str]]:
     with ExitStack() as stack:
 
         def connect() -> str:
+            # A forwarded port stays with one pod, which should not be one that leaves with an earlier test's pool.
+            wait_for("only lasting gateways", lambda: _are_lasting(fleet.site))
             forward = port_forward(fleet.site.cluster, fleet.site.namespace, "service/millpond-gateway", 80)
             return stack.enter_context(forward)
 
@@ -88,6 +93,19 @@ def gateway_url(fleet: Fleet) -> Iterator[Callable[[], str]]:
 def _no_pool_stays(fleet: Fleet) -> Iterator[None]:
     yield
     fleet.site.remove_pools()
+
+
+def _are_lasting(site: Site) -> bool:
+    listed = site.run_kubectl(
+        "get", "pods", "-l", f"{labels.COMPONENT}=gateway", "-o", "json", what="listing gateways"
+    )
+    pods = json.loads(listed)["items"]
+    return bool(pods) and all(_is_ready(p) and not p["metadata"].get("deletionTimestamp") for p in pods)
+
+
+def _is_ready(pod: dict[str, Any]) -> bool:
+    conditions = pod["status"].get("conditions") or []
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
 def _remove_namespaces(site: Site) -> None:

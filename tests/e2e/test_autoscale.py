@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 
 import httpx
 import pytest
 from tests.e2e.conftest import Fleet
 from tests.e2e.test_under_load import assert_whole
+from tests.support.kube import wait_for
 
 from demo.load import Tally, run_load
 
@@ -25,6 +25,11 @@ SLOW = ["--runner", "fake", "--fake-prefill-tokens-per-second", "300", "--fake-d
         "--fake-load-seconds", "1"]  # fmt: skip
 NEW_PROMPTS = [f"{number}: " + "say something about it " * 12 for number in range(20_000)]
 OLD_PROMPTS = NEW_PROMPTS[:4]
+
+
+def knows(url: str, model: str) -> bool:
+    listed = httpx.get(f"{url}/v1/models", timeout=30).json()["data"]
+    return model in {card["id"] for card in listed}
 
 
 def test_as_019_load_wakes_grows_and_shrinks_a_pool_and_no_stream_is_lost(
@@ -43,18 +48,20 @@ def test_as_019_load_wakes_grows_and_shrinks_a_pool_and_no_stream_is_lost(
     def count() -> int:
         return int(site.fetch_pool("elastic").get("status", {}).get("desiredReplicas") or 0)
 
-    def wait_for_count(wanted: Callable[[int], bool], *, seconds: float) -> int:
-        deadline = time.monotonic() + seconds
-        while not wanted(found := count()):
-            assert time.monotonic() < deadline, (found, site.fetch_pool("elastic").get("status"))
-            time.sleep(1)
-        return found
+    def wait_for_count(what: str, wanted: Callable[[int], bool]) -> None:
+        wait_for(
+            f"{what} replicas",
+            lambda: wanted(count()),
+            seconds=240,
+            seen=lambda: site.fetch_pool("elastic").get("status"),
+        )
 
     assert count() == 0
+    wait_for("the gateway to know the pool", lambda: knows(url, "elastic"))
     body = {"model": "elastic", "prompt": "wake up", "max_tokens": 3}
-    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=120)
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=180)
     assert answer.status_code == 200, answer.text
-    assert count() == 1
+    assert wait_for("the status to count it", count) == 1
 
     async def load(
         prompts: list[str], change: Callable[[], object], *, tokens: int, concurrency: int
@@ -83,12 +90,12 @@ def test_as_019_load_wakes_grows_and_shrinks_a_pool_and_no_stream_is_lost(
         return tally
 
     tally = asyncio.run(
-        load(NEW_PROMPTS, lambda: wait_for_count(lambda n: n >= 2, seconds=90), tokens=8, concurrency=12)
+        load(NEW_PROMPTS, lambda: wait_for_count("more", lambda n: n >= 2), tokens=8, concurrency=12)
     )
     assert_whole(tally)
     site.wait_ready("elastic")
     tally = asyncio.run(
-        load(OLD_PROMPTS, lambda: wait_for_count(lambda n: n == 1, seconds=180), tokens=100, concurrency=4)
+        load(OLD_PROMPTS, lambda: wait_for_count("fewer", lambda n: n == 1), tokens=100, concurrency=4)
     )
     assert tally.total > 50
     assert_whole(tally)

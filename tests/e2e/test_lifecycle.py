@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from tests.e2e.conftest import Fleet
 from tests.e2e.test_under_load import assert_whole, stream_during
 from tests.support.kube import wait_for
 
+from demo.errors import DemoError
 from demo.install import Site
 from millpond_common.contract import labels, ports
 
@@ -37,9 +37,9 @@ def test_an_operator_restart_under_load_changes_nothing(fleet: Fleet, gateway_ur
             "rollout",
             "status",
             "deployment",
-            "--timeout=120s",
+            "--timeout=180s",
             what="waiting for the operator",
-            seconds=150,
+            seconds=200,
         )
         site.apply(fleet.make_fake_pool("steady", replicas=2))
         site.wait_ready("steady")
@@ -61,7 +61,7 @@ def test_the_last_pool_takes_everything_with_it(fleet: Fleet) -> None:
         found = json.loads(site.run_kubectl("get", KINDS, "-o", "json", what="listing what is left"))
         return [f"{item['kind']}/{item['metadata']['name']}" for item in found["items"] if _is_ours(item)]
 
-    wait_for("the pool's objects to go", lambda: not list_left(), seconds=120)
+    wait_for("the pool's objects to go", lambda: not list_left(), seen=list_left)
 
 
 def test_a_chart_upgrade_under_load_replaces_gateways_and_no_replica(fleet: Fleet) -> None:
@@ -75,7 +75,7 @@ def test_a_chart_upgrade_under_load_replaces_gateways_and_no_replica(fleet: Flee
 
     def upgrade() -> None:
         fleet.install("gateway.memory=300Mi", "operator.podAnnotations.upgraded=yes")
-        wait_for("new gateways", lambda: not gateways & _list_pods(fleet, "gateway"), seconds=120)
+        wait_for("new gateways", lambda: not gateways & _list_pods(fleet, "gateway"), seconds=180)
         site.wait_ready("kept")
 
     tally = asyncio.run(stream_during(url, "kept", upgrade, at_least=200))
@@ -91,10 +91,13 @@ def test_an_uninstall_leaves_nothing(fleet: Fleet) -> None:
     site.remove_pools()
     site.uninstall_chart()
     try:
-        deadline = time.monotonic() + 120
-        while (left := _list_everything(fleet)) and time.monotonic() < deadline:
-            time.sleep(2)
-        assert left == []
+        left: list[list[str]] = [[]]
+
+        def is_gone() -> bool:
+            left[0] = _list_everything(fleet)
+            return left[0] == []
+
+        wait_for("nothing to be left", is_gone, seen=lambda: left[0])
     finally:
         fleet.install()  # the other tests share it
 
@@ -143,7 +146,10 @@ def _list_everything(fleet: Fleet) -> list[str]:
     kinds = [
         kind for kind in kinds if kind == "endpointslices.discovery.k8s.io" or not kind.startswith(skipped)
     ]
-    found = kubectl("get", ",".join(kinds), "-A", "-o", "json", what="listing everything")
+    try:
+        found = kubectl("get", ",".join(kinds), "-A", "-o", "json", what="listing everything")
+    except DemoError as error:  # a kind that another user of the cluster took away meanwhile
+        return [str(error)]
     return [
         f"{item['kind']} {item['metadata']['name']}"
         for item in json.loads(found)["items"]
