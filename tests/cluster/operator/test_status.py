@@ -153,8 +153,8 @@ def test_a_paused_pool_is_left_alone_and_goes_on(world: World) -> None:
 
 WIDE = """
 NAME         MODEL   DESIRED   READY   STATUS   ENDPOINT                                                   AGE   REASON
-wide-bad     tiny    1         0       False    http://millpond-gateway.NAMESPACE.svc.cluster.local/v1   0s    CrashLoop
-wide-good    tiny    2         2       True     http://millpond-gateway.NAMESPACE.svc.cluster.local/v1   0s    Answering
+wide-bad     bad     1         0       False    http://millpond-gateway.NAMESPACE.svc.cluster.local/v1   0s    CrashLoop
+wide-good    good    2         2       True     http://millpond-gateway.NAMESPACE.svc.cluster.local/v1   0s    Answering
 """
 
 
@@ -190,9 +190,9 @@ def test_the_wide_table_reads_well(world: World, crds: Cluster) -> None:
         ready_after_seconds=None, terminated={"exitCode": 3, "message": "boom error"}, restarts=1
     )
     world.behaviours["wide-bad"] = lambda _pod: crash
-    model = {"source": "file:///models/tiny.gguf", "name": "tiny"}
-    world.create("wide-good", replicas=2, model=model)
-    world.create("wide-bad", replicas=1, model=model)
+    source = "file:///models/tiny.gguf"
+    world.create("wide-good", replicas=2, model={"source": source, "name": "good"})
+    world.create("wide-bad", replicas=1, model={"source": source, "name": "bad"})
     world.wait_ready("wide-good")
     world.wait_reason("wide-bad", "CrashLoop")
     printed = show_pools(world, crds, "wide-bad", "wide-good")
