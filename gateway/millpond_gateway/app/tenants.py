@@ -22,6 +22,7 @@ class KeyRing:
     def __init__(self) -> None:
         self._secrets: dict[bytes, frozenset[str]] = {}
         self._tenants: dict[str, str] = {}
+        self._refuse_others()
 
     def replace(self, keys: Mapping[str, Iterable[bytes]]) -> None:
         """All keys, by Secret."""
@@ -31,6 +32,13 @@ class KeyRing:
                 if key:
                     holders.setdefault(_digest(key), set()).add(secret)
         self._secrets = {digest: frozenset(secrets) for digest, secrets in holders.items()}
+        self._refuse_others()
+
+    def _refuse_others(self) -> None:
+        """Make the callers whose key opens nothing, once: clients of open pools send some word as a key with each request."""
+        keyed = bool(self._secrets)
+        self._malformed = Caller(refusal=ApiError(ErrorCode.INVALID_API_KEY, _NO_BEARER), keyed=keyed)
+        self._unknown = Caller(refusal=ApiError(ErrorCode.INVALID_API_KEY, _UNKNOWN), keyed=keyed)
 
     def follow(self, pools: Iterable[PoolView]) -> None:
         """Which tenant a Secret stands for where a pool asks for no key: the first of all pools by name."""
@@ -44,12 +52,13 @@ class KeyRing:
         """Who calls. An unknown key is refused by the pools that ask for one, and means nothing to the others."""
         if authorization is None:
             return _ANONYMOUS
-        keyed = bool(self._secrets)
         if authorization[: len(_BEARER)].lower() != _BEARER:
-            return Caller(refusal=ApiError(ErrorCode.INVALID_API_KEY, _NO_BEARER), keyed=keyed)
+            return self._malformed
+        if not self._secrets:
+            return self._unknown
         secrets = self._secrets.get(_digest(authorization[len(_BEARER) :].strip()))
         if secrets is None:
-            return Caller(refusal=ApiError(ErrorCode.INVALID_API_KEY, _UNKNOWN), keyed=keyed)
+            return self._unknown
         tenants = sorted(self._tenants[secret] for secret in secrets if secret in self._tenants)
         return Caller(tenants[0] if tenants else "", secrets=secrets, keyed=True)
 

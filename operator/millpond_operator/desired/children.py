@@ -131,6 +131,14 @@ def list_claims(pool: InferencePool) -> tuple[str, ...]:
     return tuple(dict.fromkeys(own + mounted))
 
 
+def list_key_secrets(pool: InferencePool) -> tuple[str, ...]:
+    """Names of the Secrets with tenants' API keys, which the gateway reads."""
+    if not pool.spec.gateway.enabled:
+        return ()
+    named = [entry.api_key_secret_ref for entry in pool.spec.scheduling.tenants]
+    return tuple(dict.fromkeys(reference.name for reference in named if reference is not None))
+
+
 def list_secrets(pool: InferencePool) -> tuple[str, ...]:
     """Secrets the engine pods cannot start without."""
     model, engine = pool.spec.model, pool.spec.engine

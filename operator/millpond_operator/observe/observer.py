@@ -11,7 +11,7 @@ from millpond_common.contract.reasons import ConditionType
 from millpond_operator.api.pool import InferencePool, list_roles, parse_pool
 from millpond_operator.api.status import ModelStatus, get_condition, parse_model_status
 from millpond_operator.desired import names
-from millpond_operator.desired.children import list_claims, list_secrets
+from millpond_operator.desired.children import list_claims, list_key_secrets, list_secrets
 from millpond_operator.desired.kinds import CHILDREN, CLAIM, DEPLOYMENT, POD, POOL, SECRET
 from millpond_operator.desired.model import make_files_digest
 from millpond_operator.desired.revision import compute_revision
@@ -117,6 +117,7 @@ class Observer:
         self._ask(pool, pods, gateway)
         answers = {pod.uid: answer for pod in pods if (answer := self._prober.get_answer(pod)) is not None}
         missing_secrets, missing_claims = await self._find_missing(pool, settled=settled)
+        keys = () if pool.is_deleting else list_key_secrets(pool)
         progress = await self._progress.fetch_lines(namespace, pods)
         needs = await self._claims.fetch_needs(pool)
         snapshot = PoolSnapshot(
@@ -135,7 +136,8 @@ class Observer:
             name_keeper=find_name_keeper(
                 pool, [s.body for s in self._store.list_in_namespace(POOL, namespace)]
             ),
-            key_problems=await self._references.find_key_problems(pool),
+            missing_keys=await self._references.list_missing(SECRET, namespace, keys),
+            forbidden_keys=await self._references.list_forbidden(SECRET, namespace, keys),
             missing_secrets=missing_secrets,
             missing_claims=missing_claims,
             capacity=await self._find_capacity(pool, pods, workloads, needs),

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from millpond_operator.api.pool import InferencePool
 from millpond_operator.clients.kube import KubeClient
-from millpond_operator.desired.kinds import SECRET, Kind
+from millpond_operator.desired.kinds import Kind
 from millpond_operator.errors import ForbiddenError, NotFoundError
 
 Clock = Callable[[], float]
@@ -27,6 +26,10 @@ class ReferenceChecker:
         """Names that do not exist. What the operator may not look at counts as existing: the kubelet will tell."""
         return tuple([name for name in names if await self.look(kind, namespace, name) == "Missing"])
 
+    async def list_forbidden(self, kind: Kind, namespace: str, names: Iterable[str]) -> tuple[str, ...]:
+        """Names that the operator may not look at."""
+        return tuple([name for name in names if await self.look(kind, namespace, name) == "Forbidden"])
+
     async def look(self, kind: Kind, namespace: str, name: str) -> Found:
         """Whether an object exists, and may be read by name."""
         key = (kind.plural, namespace, name)
@@ -43,22 +46,3 @@ class ReferenceChecker:
         self._known = {k: v for k, v in self._known.items() if self._clock() - v[0] < KEEP_SECONDS}
         self._known[key] = (self._clock(), found)
         return found
-
-    async def find_key_problems(self, pool: InferencePool) -> tuple[str, ...]:
-        """Why Secrets of tenants' API keys cannot be read, and what to do.
-
-        Gateways read them by the right that the operator has too: what is refused here is refused there.
-        """
-        if not pool.spec.gateway.enabled or pool.is_deleting:
-            return ()
-        named = [t.api_key_secret_ref.name for t in pool.spec.scheduling.tenants if t.api_key_secret_ref]
-        problems: list[str] = []
-        for secret in dict.fromkeys(named):
-            found = await self.look(SECRET, pool.metadata.namespace, secret)
-            if found == "Missing":
-                problems.append(
-                    f"Secret {secret} does not exist in namespace {pool.metadata.namespace}; create it"
-                )
-            elif found == "Forbidden":
-                problems.append(f"Secret {secret} may not be read; name it in the chart's rbac.secretNames")
-        return tuple(problems)

@@ -6,6 +6,7 @@ from millpond_common.contract import labels
 from millpond_common.contract.reasons import ConditionReason, ConditionType
 from millpond_operator.api.status import Judgement
 from millpond_operator.plan.facts import Facts
+from millpond_operator.plan.snapshot import PoolSnapshot
 
 MODEL_REASONS = (
     ConditionReason.MODEL_FETCH_FAILED,
@@ -94,8 +95,9 @@ def judge_degraded(facts: Facts) -> Judgement:
     problems = facts.problems
     if problems:
         return Judgement(kind, True, problems[0].reason, problems[0].message)
-    if facts.snapshot.key_problems:
-        text = f"callers with these keys are refused: {'; '.join(facts.snapshot.key_problems)}"
+    keys = _describe_keys(facts.snapshot)
+    if keys:
+        text = f"callers with these keys are refused: {keys}"
         return Judgement(kind, True, ConditionReason.SECRET_NOT_FOUND, text)
     rivals = describe_rivals(facts)
     if rivals:
@@ -134,3 +136,16 @@ def list_ignored(facts: Facts) -> list[str]:
     if spec.rollout.gate is not None and not spec.gateway.enabled:
         ignored.append("spec.rollout.gate, which gateways measure")
     return ignored
+
+
+def _describe_keys(snapshot: PoolSnapshot) -> str:
+    """Which Secrets of tenants' API keys cannot be read, and what to do; empty where all can."""
+    namespace = snapshot.pool.metadata.namespace
+    missing = [
+        f"Secret {name} does not exist in namespace {namespace}; create it" for name in snapshot.missing_keys
+    ]
+    forbidden = [
+        f"Secret {name} may not be read; name it in the chart's rbac.secretNames"
+        for name in snapshot.forbidden_keys
+    ]
+    return "; ".join([*missing, *forbidden])

@@ -120,7 +120,7 @@ def _choose_recheck(facts: Facts, *, moving: bool) -> float:
     if moving:
         return settings.moving_recheck_seconds
     draining = any(pod.deleting and not pod.is_lost(facts.now) for pod in facts.snapshot.pods)
-    waiting = bool(facts.snapshot.key_problems)  # nobody tells when a Secret comes
+    waiting = facts.snapshot.missing_keys or facts.snapshot.forbidden_keys  # nobody tells when a Secret comes
     return settings.draining_recheck_seconds if draining or waiting else settings.settled_recheck_seconds
 
 

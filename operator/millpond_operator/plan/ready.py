@@ -11,6 +11,7 @@ from collections.abc import Callable
 from millpond_common.contract.reasons import ConditionReason, ConditionType
 from millpond_operator.api.pool import InferencePool
 from millpond_operator.api.status import Judgement
+from millpond_operator.desired.kinds import CLAIM, SECRET, Kind
 from millpond_operator.plan.answering import find_answer, has_answered, is_routed
 from millpond_operator.plan.facts import Facts
 from millpond_operator.plan.snapshot import Pod
@@ -90,19 +91,20 @@ def _check_name(facts: Facts) -> tuple[ConditionReason, str] | None:
 
 
 def _check_secrets(facts: Facts) -> tuple[ConditionReason, str] | None:
-    missing = facts.snapshot.missing_secrets
-    if not missing:
-        return None
-    text = f"Secret {', '.join(missing)} does not exist in namespace {facts.pool.metadata.namespace}"
-    return ConditionReason.SECRET_NOT_FOUND, f"{text}; create it, the pool goes on by itself"
+    return _tell_missing(facts, SECRET, facts.snapshot.missing_secrets, ConditionReason.SECRET_NOT_FOUND)
 
 
 def _check_claims(facts: Facts) -> tuple[ConditionReason, str] | None:
-    missing = facts.snapshot.missing_claims
-    if not missing:
+    return _tell_missing(facts, CLAIM, facts.snapshot.missing_claims, ConditionReason.CLAIM_NOT_FOUND)
+
+
+def _tell_missing(
+    facts: Facts, kind: Kind, names: tuple[str, ...], reason: ConditionReason
+) -> tuple[ConditionReason, str] | None:
+    if not names:
         return None
-    text = f"PersistentVolumeClaim {', '.join(missing)} does not exist in namespace {facts.pool.metadata.namespace}"
-    return ConditionReason.CLAIM_NOT_FOUND, f"{text}; create it, the pool goes on by itself"
+    text = f"{kind.name} {', '.join(names)} does not exist in namespace {facts.pool.metadata.namespace}"
+    return reason, f"{text}; create it, the pool goes on by itself"
 
 
 def _check_fit(facts: Facts) -> tuple[ConditionReason, str] | None:

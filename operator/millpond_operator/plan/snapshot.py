@@ -244,8 +244,10 @@ class PoolSnapshot:
     """Devices by resource claim that one replica of a role asks for, by role; absent where not certain."""
     name_keeper: str = ""
     """Older pool of the namespace that the gateway serves this pool's model name from; empty where there is none."""
-    key_problems: tuple[str, ...] = ()
-    """Why Secrets with tenants' API keys cannot be read, and what to do, in words."""
+    missing_keys: tuple[str, ...] = ()
+    """Secrets with tenants' API keys that do not exist."""
+    forbidden_keys: tuple[str, ...] = ()
+    """Those that the operator may not read, and so the gateways, which read them by the same right."""
     missing_secrets: tuple[str, ...] = ()
     missing_claims: tuple[str, ...] = ()
     capacity: Capacity | None = None

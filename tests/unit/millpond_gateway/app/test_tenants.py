@@ -54,6 +54,7 @@ def test_without_any_key_the_header_is_the_engine_s() -> None:
     ring = make_ring()
     caller = ring.identify(b"Bearer whatever")
     assert not caller.keyed
+    assert ring.identify(b"Bearer another") is caller, "nothing is hashed or made for each request"
     assert find_tenant(OPEN, caller) == ""
     assert code(find_tenant(CLOSED, caller)) is ErrorCode.INVALID_API_KEY
     assert make_ring(acme_keys=[b"k1"]).identify(b"Bearer whatever").keyed

@@ -10,7 +10,7 @@ from tests.support.operator_builders import BUILD, get_role, make_pool
 
 from millpond_common.contract.engine_config import parse_engine_config
 from millpond_engine.fetch.sources import file_name_of
-from millpond_operator.desired.children import list_claims, list_secrets
+from millpond_operator.desired.children import list_claims, list_key_secrets, list_secrets
 from millpond_operator.desired.model import place_model
 from millpond_operator.desired.workload import make_record
 
@@ -147,3 +147,10 @@ def test_adapters_are_fetched_after_the_model_and_told_to_the_engine() -> None:
 )
 def test_op_004_the_secrets_a_pod_cannot_start_without(spec: dict[str, Any], names: tuple[str, ...]) -> None:
     assert list_secrets(make_pool(**spec)) == names
+
+
+def test_secrets_of_keys_are_listed_once_and_only_where_a_gateway_reads_them() -> None:
+    tenants = [{"name": f"t{number}", "apiKeySecretRef": {"name": name}} for number, name in enumerate("abb")]
+    spec = {"scheduling": {"tenants": [*tenants, {"name": "keyless"}]}}
+    assert list_key_secrets(make_pool(**spec)) == ("a", "b")
+    assert list_key_secrets(make_pool(**spec, gateway={"enabled": False})) == ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tests.support.operator_builders import make_container, make_pod, make_pool
+from tests.support.operator_builders import make_container, make_pod
 
 from millpond_common.contract.gateway_report import (
     EndpointReport,
@@ -208,17 +208,13 @@ async def test_op_004_missing_secrets_are_found_by_name_and_looked_up_again_late
     assert await checker.list_missing(SECRET, "ns", ["missing"]) == ()
 
 
-async def test_secrets_of_keys_are_told_apart_by_what_to_do_about_them() -> None:
-    checker = ReferenceChecker(Kube(there=True, hidden=ForbiddenError("no")), Clock())  # type: ignore[arg-type]
-    names = ("there", "hidden", "missing", "missing")
-    tenants = [{"name": f"t{number}", "apiKeySecretRef": {"name": name}} for number, name in enumerate(names)]
-    told = await checker.find_key_problems(make_pool(scheduling={"tenants": [*tenants, {"name": "keyless"}]}))
-    assert told == (
-        "Secret hidden may not be read; name it in the chart's rbac.secretNames",
-        "Secret missing does not exist in namespace ns; create it",
-    )
-    off = make_pool(scheduling={"tenants": tenants}, gateway={"enabled": False})
-    assert await checker.find_key_problems(off) == ()
+async def test_what_is_missing_and_what_may_not_be_read_are_told_apart_by_one_look() -> None:
+    kube = Kube(there=True, hidden=ForbiddenError("no"))
+    checker = ReferenceChecker(kube, Clock())  # type: ignore[arg-type]
+    names = ("there", "hidden", "missing")
+    assert await checker.list_missing(SECRET, "ns", names) == ("missing",)
+    assert await checker.list_forbidden(SECRET, "ns", names) == ("hidden",)
+    assert sorted(kube.calls) == sorted(names)
 
 
 async def test_a_report_marks_the_pools_whose_routes_it_changes_and_no_others() -> None:

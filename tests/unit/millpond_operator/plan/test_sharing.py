@@ -66,11 +66,12 @@ def test_a_pool_whose_name_another_keeps_is_not_ready_and_says_what_to_write() -
 def test_keys_that_nobody_can_read_are_told_beside_what_serves_and_looked_up_again_soon() -> None:
     pool = make_pool(replicas=1)
     pods = (make_pod(revision=make_revision(pool)),)
-    decided = plan(
-        make_living(pool, pods=pods, key_problems=("Secret k does not exist; create it",)), SETTINGS, NOW
-    )
+    decided = plan(make_living(pool, pods=pods, missing_keys=("k",), forbidden_keys=("f",)), SETTINGS, NOW)
     told = get_reasons(decided)
     assert told["Ready"][:2] == ("True", ConditionReason.ANSWERING)
     assert told["Degraded"][:2] == ("True", ConditionReason.SECRET_NOT_FOUND)
-    assert "Secret k does not exist" in told["Degraded"][2]
+    assert told["Degraded"][2] == (
+        "callers with these keys are refused: Secret k does not exist in namespace ns; create it;"
+        " Secret f may not be read; name it in the chart's rbac.secretNames"
+    )
     assert decided.recheck_seconds <= 10
