@@ -27,9 +27,14 @@ $(STAMP): requirements/dev.txt pyproject.toml
 	@touch $@
 
 .PHONY: test
-test: install ## Run the tests (brings up the cluster they need; see MILLPOND_KUBECONFIG); ARGS='tests/unit -k x' narrows
+test: install ## Run the tests but the slow ones (brings up the cluster they need; see MILLPOND_KUBECONFIG); ARGS='tests/unit -k x' narrows
 	@hack/prepare test
 	@hack/test $(ARGS)
+
+.PHONY: test-slow
+test-slow: install ## The tests marked `slow`, which `make test` leaves out: the same proofs at full length (CI runs both)
+	@hack/prepare test
+	@hack/test -m slow $(ARGS)
 
 .PHONY: test-model
 test-model: install ## 200 prompts of the real model against transformers (ten minutes or more; not part of `make test`)

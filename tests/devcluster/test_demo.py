@@ -65,7 +65,7 @@ def test_a_stream_that_is_shed_comes_back_as_often_as_it_has_patience(
 ) -> None:
     _Shedding.seen.clear()
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Shedding)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
         url = f"http://127.0.0.1:{server.server_port}"
         load = run_load(

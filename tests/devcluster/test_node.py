@@ -138,7 +138,7 @@ def test_a_pod_reaches_a_server_beside_the_cluster(cluster: Cluster, kube: Kube,
             pass
 
     beside = ThreadingHTTPServer((cluster.host_address, 0), Handler)
-    threading.Thread(target=beside.serve_forever, daemon=True).start()
+    threading.Thread(target=beside.serve_forever, args=(0.02,), daemon=True).start()
     try:
         url = f"http://host.millpond.internal:{beside.server_port}"
         assert "weights of /model.gguf" in run_to_end(

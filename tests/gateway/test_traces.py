@@ -84,7 +84,7 @@ async def test_spans_reach_a_collector_over_otlp(
     make_engine: MakeEngine, make_gateway: MakeGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     try:
         gateway = await make_gateway(await make_engine(), tracing=make_tracing())

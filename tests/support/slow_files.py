@@ -40,7 +40,9 @@ class SlowFiles:
         self._http = ThreadingHTTPServer((host, 0), Handler)
         self._http.daemon_threads = True
         self.url = f"http://{host}:{self._http.server_address[1]}/{path.name}"
-        threading.Thread(target=self._http.serve_forever, name="slow files", daemon=True).start()
+        threading.Thread(
+            target=self._http.serve_forever, args=(0.02,), name="slow files", daemon=True
+        ).start()
 
     def close(self) -> None:
         """End; answers that are silent end too."""

@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,8 @@ class Engine:
 
 
 @contextmanager
-def start(model: Path) -> Iterator[Engine]:
-    command = [sys.executable, "-m", "millpond_engine", "serve", "--model-path", str(model), *FLAGS]
+def start(model: Path, *flags: str) -> Iterator[Engine]:
+    command = [sys.executable, "-m", "millpond_engine", "serve", "--model-path", str(model), *FLAGS, *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         yield Engine(process)
@@ -95,12 +95,16 @@ def test_a_lost_rank_ends_the_engine_with_an_error(smollm2_gguf: Path) -> None:
         assert engine.process.wait(20) == 1
 
 
-def test_no_rank_outlives_a_killed_or_drained_engine(smollm2_gguf: Path) -> None:
+@pytest.mark.slow  # `test_eng_072_no_rank_outlives_a_killed_engine` shows it with a small model
+def test_no_rank_outlives_a_killed_engine_of_the_real_model(smollm2_gguf: Path) -> None:
     with start(smollm2_gguf) as engine:
         (rank,) = engine.ranks()
         engine.process.kill()
         _wait_gone(rank, 10)
-    with start(smollm2_gguf) as engine:
+
+
+def test_no_rank_outlives_a_drained_engine(tiny_model: Callable[[str], Any]) -> None:
+    with start(tiny_model("llama-groups")[0], "--tokenizer", "bytes", "--dtype", "Float32") as engine:
         (rank,) = engine.ranks()
         engine.process.terminate()
         assert engine.process.wait(20) == 0

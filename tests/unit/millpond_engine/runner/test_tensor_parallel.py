@@ -54,7 +54,13 @@ def _run(runner: Any) -> list[Any]:
     return [[row.output for row in rows], reports, prompt_reports]
 
 
-@pytest.mark.parametrize(("variant", "size"), [("llama-groups", 2), ("qwen2", 2), ("qwen3", 3)])
+@pytest.mark.parametrize(
+    ("variant", "size"),
+    [
+        ("llama-groups", 2),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("qwen2", 2), ("qwen3", 3))),
+    ],
+)
 def test_several_ranks_give_what_one_gives(variant: str, size: int, tiny_model: Callable[[str], Any]) -> None:
     path = tiny_model(variant)[0]
     alone = make_runner(path, blocks=40, host_blocks=5)

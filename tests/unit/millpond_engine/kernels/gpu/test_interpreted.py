@@ -19,9 +19,10 @@ TIMEOUT_SECONDS = 1800 if os.environ.get("MILLPOND_WIDE_SWEEP") else 580
 
 
 @pytest.mark.timeout(TIMEOUT_SECONDS + 20)
-def test_cases_pass_under_the_interpreter() -> None:
+@pytest.mark.parametrize("chosen", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_cases_pass_under_the_interpreter(chosen: str) -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, CASES)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", chosen, *map(str, CASES)]
     run = subprocess.run(
         command,
         cwd=ROOT,

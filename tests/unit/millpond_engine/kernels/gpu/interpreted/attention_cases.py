@@ -23,7 +23,11 @@ TOLERANCE = {
     torch.bfloat16: {"atol": 3e-2, "rtol": 2e-2},
     torch.float16: {"atol": 5e-3, "rtol": 5e-3},
 }
-SHAPES = [(2, 2, 64, 16), (3, 1, 64, 32), (4, 1, 128, 32), (8, 1, 24, 8)]
+SHAPES: list[Any] = [
+    (3, 1, 64, 32),
+    (8, 1, 24, 8),
+    *(pytest.param(sizes, marks=pytest.mark.slow) for sizes in ((2, 2, 64, 16), (4, 1, 128, 32))),
+]
 """heads, KV heads, head size, block"""
 if WIDE:
     SHAPES = [
@@ -110,7 +114,7 @@ def test_attention_equals_torch_over_uneven_lengths(
     world.compare(mixed, decodes=sum(count == 1 for _, _, count in mixed))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 def test_head_norms_are_applied_before_the_rotation(dtype: torch.dtype) -> None:
     world = World(make_shape(4, 2, 48, 16), dtype, 2, 60)
     norms = ((torch.rand(48) + 0.5).to(dtype), (torch.rand(48) + 0.5).to(dtype))

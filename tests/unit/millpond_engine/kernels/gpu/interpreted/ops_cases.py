@@ -97,6 +97,7 @@ def test_a_draw_is_fixed_by_seed_position_and_token() -> None:
         assert choose(scores[:1], alone)[1] == together[row]
 
 
+@pytest.mark.slow
 def test_draws_follow_the_distribution() -> None:
     """Chi-square over 8 tokens, 7 degrees of freedom: 24.3 is passed by chance once in a thousand seeds."""
     logits = torch.tensor([1.0, 0.5, 0.0, -0.5, 2.0, float("-inf"), 1.5, -1.0])

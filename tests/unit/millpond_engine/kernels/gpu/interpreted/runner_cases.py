@@ -48,6 +48,7 @@ def make_prompts(*lengths: int) -> list[list[int]]:
     return [[generator.randrange(211) for _ in range(length)] for length in lengths]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["llama", "qwen3"] if WIDE else ["qwen3"])
 def test_tokens_equal_the_cpu_runner_chunked_mixed_and_recorded(
     variant: str, tiny_model: Callable[[str], Any]
@@ -121,6 +122,7 @@ def test_reports_and_edits_equal_the_cpu_runner(llama: tuple[Any, Any]) -> None:
     assert len(results[0][0].results[0].prompt_logprobs) > 0
 
 
+@pytest.mark.slow
 def test_random_choice_depends_on_the_row_alone(llama: tuple[Any, Any]) -> None:
     prompt = make_prompts(6)[0]
     sampling = SamplingParams(temperature=0.9, top_p=0.8, top_k=50, min_p=0.01)
