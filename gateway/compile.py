@@ -22,11 +22,13 @@ import setuptools
 PACKAGE = "millpond_gateway"
 MODULES = (
     "app/access.py",
+    "app/claims.py",
     "app/fleet.py",
     "app/hedges.py",
     "app/judgement.py",
     "app/metrics.py",
     "app/observer.py",
+    "app/peer_book.py",
     "app/pool.py",
     "app/price.py",
     "app/prompt.py",

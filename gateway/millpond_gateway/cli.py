@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 
 import structlog
 import uvloop
@@ -18,6 +19,7 @@ from millpond_common.contract import ports
 from millpond_common.version import __version__
 from millpond_gateway.app.form import find_form
 from millpond_gateway.app.options import Options
+from millpond_gateway.app.peer_keys import PeerKeyError, read_keys
 from millpond_gateway.app.plan import WorkerPlan, take_plan
 from millpond_gateway.app.process import GatewayProcess
 from millpond_gateway.app.supervisor import Supervisor
@@ -88,6 +90,11 @@ def parse_options(arguments: Sequence[str]) -> Options:
             parse_static(flag, weights=given.weights)
         except StaticError as error:
             parser.error(f"--static {error}")
+    if given.static and given.peer_key_file is not None:
+        try:
+            read_keys(given.peer_key_file)
+        except PeerKeyError as error:
+            parser.error(f"--peer-key-file {error}")
     pools = {flag.partition("=")[0] for flag in given.static}
     for flag in given.weights:
         if flag.partition("=")[0] not in pools:
@@ -104,6 +111,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
         namespace=given.namespace,
         peer_port=given.peer_port,
         peers=tuple(given.peer),
+        peer_key_file=given.peer_key_file,
         any_peer=given.any_peer,
         kv_events=not given.no_kv_events,
         workers=given.workers,
@@ -226,6 +234,14 @@ def _add_peers(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="HOST:PORT",
         help="another gateway; may be repeated",
+    )
+    add(
+        "--peer-key-file",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="keys by which gateways know one another, one a line, read again when it changes; inside a cluster the "
+        "operator's Secret needs no flag; without any, peers are known by their address alone",
     )
     add(
         "--any-peer",

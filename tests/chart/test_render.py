@@ -9,7 +9,7 @@ import pytest
 import yaml
 from tests.chart.conftest import CHART, ROOT, Helm, Manifest, Rendered
 
-from millpond_common.contract import ports
+from millpond_common.contract import labels, ports
 from millpond_common.version import __version__
 from millpond_operator.cli import make_parser, make_settings
 
@@ -141,12 +141,16 @@ def test_op_085_no_rule_has_a_wildcard(helm: Helm, values: Path | None) -> None:
 
 @pytest.mark.parametrize("values", MATRIX, ids=IDS)
 def test_secrets_are_readable_by_name_only(helm: Helm, values: Path | None) -> None:
+    """The operator makes one Secret of its own, by its name; every other is read at most."""
     rendered = helm.template(values=values)
+    args = rendered.one("Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
+    gateway = next(a.split("=")[1] for a in args if a.startswith("--gateway-role-name="))
     for role in rendered.of("Role") + rendered.of("ClusterRole"):
         for rule in role["rules"]:
             if "secrets" in rule["resources"]:
                 assert rule["resourceNames"]
-                assert rule["verbs"] == ["get"]
+                own = rule["resourceNames"] == [labels.GATEWAY_NAME] and role["metadata"]["name"] != gateway
+                assert rule["verbs"] == (["get", "create", "patch", "delete"] if own else ["get"])
 
 
 def test_scope_namespaces_asks_for_nothing_across_the_cluster(helm: Helm) -> None:

@@ -26,6 +26,7 @@ from tests.support.running_operator import RunningOperator
 from millpond_common.contract import labels
 from millpond_operator.cli import make_parser, make_settings
 from millpond_operator.loop.settings import OperatorSettings
+from millpond_operator.observe import references
 
 pytestmark = pytest.mark.cluster
 
@@ -40,6 +41,7 @@ RARELY_USED = {
     ("rbac.authorization.k8s.io", "clusterroles", "bind"): "asked when the gateway's binding is written",
     ("rbac.authorization.k8s.io", "roles", "bind"): "asked when the gateway's binding is written",
     ("", "secrets", "get"): "only the names in rbac.secretNames",
+    ("", "secrets", "delete"): "the gateway switched off",
     ("", "events", "get"): "an event that repeats",
     ("", "events", "patch"): "an event that repeats",
     ("", "pods", "get"): "a name that is taken",
@@ -249,7 +251,9 @@ def lived(
     kubelet.start()
     operator = RunningOperator(installation.kubeconfig, installation.settings, FakeGateway(kubelet)).start()
     try:
-        live_through(kube)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(references, "KEEP_SECONDS", 1.0)
+            live_through(kube)
         yield installation, read_calls(own_cluster.audit_log, installation.user), kube
     finally:
         operator.stop()

@@ -10,7 +10,6 @@ from tests.fixtures.gateway import MODEL, FakeEngine, MakeEngine, MakeGateway, R
 from tests.gateway.wire import ask, make_request, talk
 from tests.support.ports import find_port
 
-from millpond_gateway.app.peers import PeerLink
 from millpond_gateway.flow.records import FlowSettings
 from millpond_gateway.world.records import PoolTenant
 
@@ -117,17 +116,17 @@ async def test_only_gateways_are_heard_on_the_peer_port(
     )
     mesh = gateway.process.mesh
     assert mesh is not None
-    link = PeerLink(mesh)
+    link = mesh.make_link()
     with capture_logs() as told:
         for number in range(50):
             assert not mesh.on_link(link, f"10.0.0.{9 + number}")
-    assert "peer_connections_refused_total 50.0" in gateway.process.make_metrics_text()
+    assert 'refused_total{reason="UnknownAddress"} 50.0' in gateway.process.make_metrics_text()
     assert len([line for line in told if "refused" in line["event"]]) == 1, "a flood must not write the log"
     mesh.set_hosts(frozenset({"10.0.0.9"}))  # the API server shows a gateway's pod there
     assert mesh.on_link(link, "10.0.0.9")
     mesh.set_hosts(frozenset())
     assert not mesh.on_link(link, "10.0.0.9")
-    assert mesh.on_link(PeerLink(mesh), "10.0.0.8", dialed="gateway-b:8082")
+    assert mesh.on_link(mesh.make_link(), "10.0.0.8", dialed="gateway-b:8082")
     assert mesh.on_link(link, "10.0.0.8")  # a peer that a flag names, at the address its name has
 
 

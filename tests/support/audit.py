@@ -21,6 +21,8 @@ class Call:
     namespace: str
     name: str
     code: int
+    by_apply: bool = False
+    """A create that an apply needs: the API server asks for it with the object's name, which a plain create has not."""
 
 
 def read_events(log: Path, *, naming: str) -> Iterator[dict[str, Any]]:
@@ -38,14 +40,14 @@ def read_calls(log: Path, user: str) -> list[Call]:
             continue
         resource = place["resource"] + (f"/{place['subresource']}" if "subresource" in place else "")
         code = event["responseStatus"]["code"]
-        verbs = [event["verb"], *(["create"] if (event["verb"], code) == ("patch", 201) else [])]
+        made = (event["verb"], code) == ("patch", 201)
         rest = (place.get("apiGroup", ""), resource, place.get("namespace", ""), place.get("name", ""), code)
-        calls += [Call(verb, *rest) for verb in verbs]
+        calls += [Call(event["verb"], *rest), *([Call("create", *rest, by_apply=True)] if made else [])]
     return calls
 
 
 def is_allowed(call: Call, rules: Iterable[Rule]) -> bool:
-    """Whether any rule covers the call; a rule with names covers no list and no create."""
+    """Whether any rule covers the call; a rule with names covers no list and no create but an apply's."""
     return any(_covers(rule, call) for rule in rules)
 
 
@@ -55,7 +57,7 @@ def _covers(rule: Rule, call: Call) -> bool:
         call.verb in rule["verbs"]
         and call.group in rule["apiGroups"]
         and call.resource in rule["resources"]
-        and (not named or (call.name in named and call.verb != "create"))
+        and (not named or (call.name in named and (call.verb != "create" or call.by_apply)))
     )
 
 

@@ -135,6 +135,7 @@ class SimCluster:
             children=tuple(parse_child(kind, obj) for (kind, _), obj in self.objects.items()),
             gateway=gateway,
             gateway_pools=(SiblingPool("pool", "pool-uid"),),
+            sees_gateway_key=True,
             probes=answered,
             capacity=self._capacity() if self.knows_capacity else None,
         )

@@ -10,6 +10,7 @@ import msgspec
 import xxhash
 
 from millpond_common.contract.openai import ApiError, ErrorCode
+from millpond_gateway.app.claims import Sharing
 from millpond_gateway.app.metrics import Metrics
 from millpond_gateway.app.pool import PoolState
 from millpond_gateway.app.tenants import KeyRing, find_tenant, needs_key
@@ -49,13 +50,24 @@ class Fleet:
         """State by pool name."""
         self._models: dict[str, tuple[PoolState, str]] = {}
         self._all_need_keys = False
+        self._sharing = Sharing()
+        self._sharing.now = self._now
         self._attach: Callable[[Router], None] | None = None
         self._detach: Callable[[str], None] | None = None
         world.listen(self.on_world)
 
-    def share(self, attach: Callable[[Router], None], detach: Callable[[str], None]) -> None:
-        """Share every pool's decisions with other gateways from now on."""
+    def share(
+        self,
+        attach: Callable[[Router], None],
+        detach: Callable[[str], None],
+        *,
+        origin: str,
+        count: Callable[[], int],
+    ) -> None:
+        """Share every pool's decisions with other gateways from now on; `count` tells how many, this one included."""
         self._attach, self._detach = attach, detach
+        self._sharing.origin, self._sharing.count = origin, count
+        self._sharing.call_later = asyncio.get_running_loop().call_later
         for state in self.pools.values():
             attach(state.router)
 
@@ -74,7 +86,13 @@ class Fleet:
                 seed = xxhash.xxh3_64_intdigest(name.encode(), seed=self._seed)
                 count = partial(self._metrics.observe_keys, name)
                 state = PoolState(
-                    spec, seed=seed, flow=self._flow, count_keys=count, now=now, explain=self._explain
+                    spec,
+                    seed=seed,
+                    flow=self._flow,
+                    count_keys=count,
+                    now=now,
+                    explain=self._explain,
+                    sharing=self._sharing,
                 )
                 self.pools[name] = state
                 if self._attach is not None:

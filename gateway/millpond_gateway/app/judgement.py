@@ -7,7 +7,7 @@ import msgspec
 from millpond_gateway.flow.outliers import Evidence, classify_status
 from millpond_gateway.flow.records import ClassPolicy
 from millpond_gateway.proxy.dispatch import FAULTS, Ending, Outcome, Record
-from millpond_gateway.routing.records import EndpointView, Usage
+from millpond_gateway.routing.records import EndpointView, Reservation, Usage
 from millpond_gateway.routing.settings import RevisionWeight, RoutingSettings
 from millpond_gateway.world.records import PoolView as PoolSpec
 
@@ -49,12 +49,18 @@ def judge_attempt(ending: Ending) -> Evidence | None:
     return None
 
 
-def estimate_usage(record: Record, prompt_tokens: int) -> Usage | None:
+def count_charged(reservation: Reservation) -> int:
+    """What a peer's request is charged; gateways of former versions told no more than they expected."""
+    expected = reservation.uncached_tokens + reservation.cached_tokens + reservation.output_tokens
+    return reservation.budget_tokens or expected
+
+
+def estimate_usage(ended: Record | Ending, prompt_tokens: int) -> Usage | None:
     """What a request used whose engine told nothing: the prompt, and a token for each event that came.
 
     None where no engine was at work, or where one failed before the client got anything.
     """
-    left = record.outcome in {Outcome.CLIENT_LEFT, Outcome.CLIENT_STALLED}
-    if not record.sent or not (record.num_events or left):
+    left = ended.outcome in {Outcome.CLIENT_LEFT, Outcome.CLIENT_STALLED}
+    if not ended.sent or not (ended.num_events or left):
         return None
-    return Usage(prompt_tokens=prompt_tokens, output_tokens=record.num_events)
+    return Usage(prompt_tokens=prompt_tokens, output_tokens=ended.num_events)

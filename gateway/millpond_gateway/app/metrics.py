@@ -45,7 +45,9 @@ class Metrics:
         self.peers_live = self._make_gauge("peers_live", "Other gateways heard within their lease.")
         self.peers_missing = self._make_gauge("peers_missing", "Listed gateways that count as cut off.")
         self.peers_refused = self._make_counter(
-            "peer_connections_refused", "Connections to the peer port from where no gateway is known."
+            "peer_connections_refused",
+            "Connections of peers refused: strangers, no key, another key.",
+            "reason",
         )
         self.ejection_capped = self._make_gauge(
             "ejection_capped", "1 while more replicas of a pool fail than may be ejected.", "pool"

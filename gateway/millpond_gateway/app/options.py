@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from millpond_common.contract import ports
 from millpond_gateway.flow.records import FlowSettings
@@ -29,6 +30,8 @@ class Options:
     peer_port: int = ports.GATEWAY_PEERS
     peers: tuple[str, ...] = ()
     """`HOST:PORT` of other gateways; inside a cluster they are found by their labels."""
+    peer_key_file: Path | None = None
+    """Keys by which gateways know one another; inside a cluster the mounted Secret, where it is mounted."""
     any_peer: bool = False
     """Hear peers at any address, where the network rewrites those of pods."""
     kv_events: bool = True

@@ -1,6 +1,6 @@
 """Transport of shared decisions: a mesh of TCP connections among the gateway processes of a namespace.
 
-Frames are a length of four bytes, big-endian, and a message of `routing.wire`. Every process connects to every
+Frames carry messages of `routing.wire`, sealed where the gateways have a key (`channel`). Every process connects to every
 peer it knows and accepts connections from peers; answers go back on the connection that asked. A peer that reads
 too slowly loses its connection, not this process its memory: the digests heal what it missed.
 """
@@ -10,85 +10,42 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import cast
 
 import structlog
 
 from millpond_common.pace import Pace
+from millpond_gateway.app.channel import Channel, PeerIdentity, Refusal
+from millpond_gateway.app.peer_keys import PeerKeys
+from millpond_gateway.app.peer_link import PeerLink
 from millpond_gateway.proxy.connections import split_address
 from millpond_gateway.routing.router import Router
 from millpond_gateway.routing.shared import SharedDecisions
-from millpond_gateway.routing.wire import MAX_MESSAGE_BYTES, WireError
 
 _log = structlog.get_logger("peers")
 FLUSH_SECONDS = 0.01
 _HEARTBEAT_SECONDS = 1.0
 _CONNECT_SECONDS = 2.0
+_FIRST_PAUSE_SECONDS = 0.1
 _MAX_PAUSE_SECONDS = 5.0
+_MAX_REFUSED_PAUSE_SECONDS = 15.0
+"""Where the other end answers and refuses: a gateway of a former version writes a line for each try."""
+_PROOF_SECONDS = 5.0
 _MAX_LINKS = 256
+_MAX_UNPROVED_LINKS = 64
 _LOOPBACK = frozenset({"127.0.0.1", "::1"})
 """Other workers of this pod, and whoever else shares its network namespace."""
-_MAX_UNSENT_BYTES = 8 * 1024 * 1024
 _TELL_SECONDS = 10.0
+_LASTED_SECONDS = 1.0
+_EXPLANATIONS = {
+    Refusal.UNKNOWN_ADDRESS: "no gateway of this namespace is known there",
+    Refusal.NO_PROOF: "it shows no key: a gateway of a former version, or one without --peer-key-file, or a stranger",
+    Refusal.UNKNOWN_KEY: "it has another key: wait until both have read the same Secret, or a stranger",
+    Refusal.BAD_SEAL: "what it sent is forged, changed, or recorded elsewhere",
+    Refusal.FOREIGN_ORIGIN: "it speaks as another gateway than it proved to be",
+    Refusal.NO_MESSAGE: "what it sent is no message of this version",
+}
 _PARTITION_SECONDS = 3.0
 """Peers that are listed and yet unheard for longer count as cut off."""
-
-
-class PeerLink(asyncio.Protocol):
-    """One connection to or from a peer."""
-
-    def __init__(self, mesh: PeerMesh, dialed: str = "") -> None:
-        self._mesh = mesh
-        self._dialed = dialed
-        self._transport: asyncio.Transport | None = None
-        self._buffer = b""
-        self.closed = asyncio.Event()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
-        peer = transport.get_extra_info("peername")
-        host = peer[0].removeprefix("::ffff:") if peer else ""
-        if not self._mesh.on_link(self, host, dialed=self._dialed):
-            self._transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        self._mesh.on_link_lost(self)
-        self.closed.set()
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        while len(self._buffer) >= 4:
-            size = int.from_bytes(self._buffer[:4], "big")
-            if size > MAX_MESSAGE_BYTES:
-                self.close()
-                return
-            if len(self._buffer) < 4 + size:
-                return
-            message, self._buffer = self._buffer[4 : 4 + size], self._buffer[4 + size :]
-            try:
-                answers = self._mesh.on_message(message)
-            except WireError as error:
-                _log.warning("peer message refused", error=str(error))
-                self.close()
-                return
-            for answer in answers:
-                self.send(answer)
-
-    def send(self, message: bytes) -> None:
-        """Send one message; a peer that is too far behind is cut off."""
-        transport = self._transport
-        if transport is None:
-            return
-        if transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
-            transport.abort()
-            return
-        transport.write(len(message).to_bytes(4, "big") + message)
-
-    def close(self) -> None:
-        """Cut the connection."""
-        if self._transport is not None:
-            self._transport.abort()
 
 
 class PeerMesh:
@@ -99,9 +56,12 @@ class PeerMesh:
         shared: SharedDecisions,
         clock: Callable[[], float],
         *,
+        keys: PeerKeys | None = None,
         any_host: bool = False,
-        on_refused: Callable[[], None] = lambda: None,
+        on_refused: Callable[[str], None] = lambda _reason: None,
     ) -> None:
+        """`keys` None believes whoever speaks from a known address."""
+        self._keys = keys
         self._any_host = any_host
         self._on_refused = on_refused
         self.shared = shared
@@ -109,9 +69,11 @@ class PeerMesh:
         self._links: set[PeerLink] = set()
         self._dialers: dict[str, asyncio.Task[None]] = {}
         self._outgoing: set[PeerLink] = set()
+        self._unproved: dict[PeerLink, float] = {}
+        """Since when; the oldest first."""
         self._routers: dict[str, Router] = {}
         self._short_since: float | None = None
-        self._refusals = Pace(_TELL_SECONDS, clock)
+        self._refusals: dict[str, Pace] = {}
         self._num_missing = 0
         self._hosts: frozenset[str] = frozenset()
         self._dialed_hosts: dict[str, str] = {}
@@ -155,25 +117,33 @@ class PeerMesh:
         """Stay connected to one peer."""
         host, port = split_address(address)
         loop = asyncio.get_running_loop()
-        pause = 0.1
+        pause = _FIRST_PAUSE_SECONDS
         link: PeerLink | None = None
         try:
             while True:
+                limit = _MAX_PAUSE_SECONDS
+                began = self._clock()
                 try:
                     async with asyncio.timeout(_CONNECT_SECONDS):
-                        _, link = await loop.create_connection(lambda: PeerLink(self, address), host, port)
+                        _, link = await loop.create_connection(lambda: self.make_link(address), host, port)
                 except OSError:
-                    await asyncio.sleep(pause)
-                    pause = min(2 * pause, _MAX_PAUSE_SECONDS)
-                    continue
-                pause = 0.1
-                self._outgoing.add(link)
-                for message in self.shared.heartbeat():
-                    self._broadcast(message)
-                await link.closed.wait()
+                    pass
+                else:
+                    await link.closed.wait()
+                    limit = _MAX_PAUSE_SECONDS if link.ready else _MAX_REFUSED_PAUSE_SECONDS
+                    if link.ready and self._clock() - began > _LASTED_SECONDS:
+                        pause = _FIRST_PAUSE_SECONDS
+                await asyncio.sleep(min(pause, limit))
+                pause = min(2 * pause, limit)
         finally:
             if link is not None:
                 link.close()
+
+    def make_link(self, dialed: str = "") -> PeerLink:
+        """The protocol of one connection."""
+        keys = self._keys
+        me = PeerIdentity(self.shared.origin, self.shared.epoch)
+        return PeerLink(self, dialed, Channel(me, keys.current) if keys is not None else None)
 
     def on_link(self, link: PeerLink, host: str, *, dialed: str = "") -> bool:
         """A connection opened; False when there are too many, or it comes from where no gateway is known.
@@ -184,17 +154,30 @@ class PeerMesh:
         if dialed:
             self._dialed_hosts[dialed] = host
         elif not self._knows(host):
-            self._refuse(host)
+            self.refuse(host, Refusal.UNKNOWN_ADDRESS)
             return False
+        if link.channel is not None:
+            self._unproved[link] = self._clock()
+            if (
+                len(self._unproved) > _MAX_UNPROVED_LINKS
+            ):  # a proof takes two round trips: the oldest will not come
+                next(iter(self._unproved)).close()
         return len(self._links) <= _MAX_LINKS
 
-    def _refuse(self, host: str) -> None:
-        """Count each stranger, and name one now and then: who connects without end must not write the log."""
-        self._on_refused()
-        if times := self._refusals.count():
-            _log.warning(
-                "connection refused: no gateway of this namespace is known there", host=host, times=times
-            )
+    def on_ready(self, link: PeerLink) -> None:
+        """The other end may be told decisions and is heard."""
+        self._unproved.pop(link, None)
+        if link.dialed:
+            self._outgoing.add(link)
+            for message in self.shared.heartbeat():
+                self._broadcast(message)
+
+    def refuse(self, host: str, reason: str) -> None:
+        """Count each refusal, and tell one now and then: who connects without end must not write the log."""
+        self._on_refused(reason)
+        pace = self._refusals.setdefault(reason, Pace(_TELL_SECONDS, self._clock))
+        if times := pace.count():
+            _log.warning("peer refused", host=host, reason=reason, why=_EXPLANATIONS[reason], times=times)
 
     def _knows(self, host: str) -> bool:
         known = host in self._hosts or host in self._dialed_hosts.values()
@@ -210,21 +193,23 @@ class PeerMesh:
         """A connection closed."""
         self._links.discard(link)
         self._outgoing.discard(link)
+        self._unproved.pop(link, None)
 
-    def on_message(self, message: bytes) -> list[bytes]:
-        """Apply a peer's message; what to answer.
+    def on_message(self, message: bytes, sender: PeerIdentity | None) -> list[bytes]:
+        """Apply a peer's message; what to answer. With a sender it must be that one's own.
 
         Raises:
-            WireError: it is no message.
+            WireError: it is no message, or somebody else's.
         """
-        return [answer.data for answer in self.shared.receive(message, self._clock())]
+        return [answer.data for answer in self.shared.receive(message, self._clock(), sender=sender)]
 
     # Time.
 
     async def run(self, host: str, port: int, *, reuse_port: bool = False) -> None:
         """Serve peers and send what was decided, until cancelled."""
+        self._look_at_keys()
         server = await asyncio.get_running_loop().create_server(
-            lambda: PeerLink(self), host, port, reuse_port=reuse_port or None
+            self.make_link, host, port, reuse_port=reuse_port or None
         )
         beat_at = self._clock()
         try:
@@ -236,11 +221,34 @@ class PeerMesh:
                     beat_at = now + _HEARTBEAT_SECONDS
                     messages += self.shared.heartbeat()
                     self._look_for_partition(now)
+                    self._look_at_keys()
+                    self._end_unproved(now)
                 for message in messages:
                     self._broadcast(message)
         finally:
             server.close()
             self.close()
+
+    def _look_at_keys(self) -> None:
+        """Follow a changed file; a connection under a key that counts no more begins anew under another."""
+        keys = self._keys
+        if keys is None or not keys.look():
+            return
+        for link in list(self._links):
+            if (
+                link.channel is not None
+                and link.channel.key is not None
+                and link.channel.key not in keys.current
+            ):
+                link.close()
+
+    def _end_unproved(self, now: float) -> None:
+        for link, since in list(self._unproved.items()):
+            if now - since <= _PROOF_SECONDS:
+                break
+            if not link.ignored and not link.dialed:
+                self.refuse(link.host, Refusal.NO_PROOF)
+            link.close()
 
     def _broadcast(self, message: bytes) -> None:
         for link in list(self._outgoing):

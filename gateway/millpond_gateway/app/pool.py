@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import msgspec
 
 from millpond_common.contract.openai import ApiError
+from millpond_gateway.app.claims import ClaimDesk, Sharing, Waiting
 from millpond_gateway.app.hedges import HedgeDesk
 from millpond_gateway.app.judgement import (
     estimate_usage,
@@ -16,6 +18,7 @@ from millpond_gateway.app.judgement import (
     make_class_policy,
     make_routing_settings,
 )
+from millpond_gateway.app.peer_book import PeerBook
 from millpond_gateway.app.refusals import describe_choice, make_debug, make_refusal, refuse_choice
 from millpond_gateway.app.requests import RequestMaker
 from millpond_gateway.flow.admission import (
@@ -46,26 +49,14 @@ from millpond_gateway.routing.records import (
     Choice,
     EndpointView,
     RequestView,
-    Reservation,
     Usage,
 )
 from millpond_gateway.routing.router import Router
 from millpond_gateway.routing.score import Score
 from millpond_gateway.world.records import PoolView as PoolSpec
 
+_UNTRIED: Final[frozenset[str]] = frozenset()
 _NO_OUTLIERS: Final = OutlierVerdict(frozenset(), frozenset(), frozenset(), capped=False)
-
-
-class Waiting:
-    """A held request and whom to tell."""
-
-    __slots__ = ("call", "request", "tried", "waiter")
-
-    def __init__(self, call: Call, request: RequestView, tried: frozenset[str], waiter: Waiter) -> None:
-        self.call = call
-        self.request = request
-        self.tried = tried
-        self.waiter = waiter
 
 
 class PoolState:
@@ -80,16 +71,20 @@ class PoolState:
         count_keys: Callable[[str], None],
         now: float,
         explain: bool = False,
+        sharing: Sharing | None = None,
     ) -> None:
         self._explain = explain
         self.spec = spec
         self._count_keys = count_keys
         self._flow = flow
         self.router = Router(spec.name, make_routing_settings(spec), seed=seed)
-        self.router.set_observer(self)
         self.demand = DemandBook(now)
         self.queue = HoldQueue(flow)
         self.budgets = Budgets()
+        self.peers = PeerBook(self.budgets)
+        self.router.set_observer(self.peers)
+        self._sharing = sharing or Sharing()
+        self.claims = ClaimDesk(self._sharing, self.settle_claims)
         self.outliers = OutlierBook()
         self.hedges = HedgeDesk(flow.hedge_percent)
         self.trials = TrialBook()
@@ -99,7 +94,6 @@ class PoolState:
         self._pumping = False
         self._cold_since: float | None = None
         """Since when requests find no replica; None while one is ready."""
-        self._peer_holds: dict[str, tuple[int, int]] = {}
         self._prompt_tokens: dict[str, int] = {}
         """Of open requests, counted or estimated."""
         self.set_spec(spec)
@@ -150,16 +144,40 @@ class PoolState:
         self.hedges.budget.note_request()
         self.demand.arrive(choice.score.uncached_tokens if choice.score else request.prompt.num_tokens, now)
         self._prompt_tokens[call.id] = request.prompt.num_tokens
-        refusal = self._reserve_budget(call, request, now)
-        if refusal is not None:
-            return refusal
+        budget = self._reserve_budget(call, request, now)
+        if budget.action is Action.SHED:
+            return make_refusal(self.spec, budget)
+        if budget.action is Action.HOLD:
+            self.claims.add(call, adapter, request, waiter, now)
+            self._tell_holds()
+            return None
+        return self._admit(call, request, choice, waiter, now)
+
+    def settle_claims(self) -> None:
+        """Answer the claims that every gateway knows by now."""
+        now = self._sharing.now()
+        while (claim := self.claims.take_due(now)) is not None:
+            budget = self._reserve_budget(claim.call, claim.request, now, claimed_as=self._sharing.origin)
+            if budget.action is Action.SHED:
+                claim.waiter(make_refusal(self.spec, budget))
+                continue
+            choice = self.router.choose(claim.request, now)
+            decision = self._admit(claim.call, claim.request, choice, claim.waiter, now)
+            if decision is not None:
+                claim.waiter(decision)
+        self._tell_holds()
+
+    def _admit(
+        self, call: Call, request: RequestView, choice: Choice, waiter: Waiter, now: float
+    ) -> Decision | None:
+        """Bind, hold or shed what its tenant's limits allow."""
         view, policy = self._view(choice, request, now), self._find_class(request.traffic_class)
         verdict = decide_admission(view, policy, self._flow)
         if verdict.action is Action.ADMIT:
-            return self._bind(request, choice, tried, now)
+            return self._bind(request, choice, _UNTRIED, now)
         if verdict.action is Action.SHED:
             return self._shed(verdict, choice)
-        return self._hold(Waiting(call, request, tried, waiter), choice, verdict.reason, now)
+        return self._hold(Waiting(call, request, _UNTRIED, waiter), choice, verdict.reason, now)
 
     def _bind(self, request: RequestView, choice: Choice, tried: frozenset[str], now: float) -> Decision:
         if choice.endpoint is None:
@@ -199,10 +217,18 @@ class PoolState:
         second = self._bind(request, choice, tried, now)
         return second if isinstance(second, Target) else None
 
-    def _reserve_budget(self, call: Call, request: RequestView, now: float) -> ApiError | None:
-        tokens = request.prompt.num_tokens + (request.max_output_tokens or request.expected_output_tokens)
-        verdict = self.budgets.reserve(call.id, call.caller.tenant, tokens, now)
-        return None if verdict.action is Action.ADMIT else make_refusal(self.spec, verdict)
+    def _reserve_budget(
+        self, call: Call, request: RequestView, now: float, *, claimed_as: str | None = None
+    ) -> Verdict:
+        num_sharers = self._sharing.count()
+        return self.budgets.reserve(
+            call.id,
+            call.caller.tenant,
+            request.budget_tokens,
+            now,
+            num_sharers=num_sharers,
+            claimed_as=claimed_as,
+        )
 
     def _hold(self, waiting: Waiting, choice: Choice, reason: FlowReason, now: float) -> Decision | None:
         request = waiting.request
@@ -214,6 +240,7 @@ class PoolState:
             num_bytes=waiting.call.body.num_bytes,
             arrived_at=now,
             expires_at=now + compute_hold_seconds(reason, self._flow),
+            budget_tokens=request.budget_tokens,
         )
         full = self.queue.add(held)
         if full is not None:
@@ -233,6 +260,7 @@ class PoolState:
     def withdraw(self, call: Call, now: float) -> None:
         """A held request's client left."""
         self.queue.remove(call.id)
+        self.claims.remove(call.id)
         self._waiting.pop(call.id, None)
         self._tell_holds()
 
@@ -277,7 +305,9 @@ class PoolState:
     def release(self, call: Call, target: Target, ending: Ending, now: float) -> None:
         """Free a reservation, audit the index, judge the replica."""
         usage = ending.usage if ending.outcome is Outcome.COMPLETED else None
-        self.router.release(target.reservation, usage)
+        taken = usage or estimate_usage(ending, self._prompt_tokens.get(call.id, 0))
+        used_tokens = taken.prompt_tokens + taken.output_tokens if taken is not None else 0
+        self.router.release(target.reservation, usage, used_tokens=used_tokens)
         evidence = judge_attempt(ending)
         if evidence is not None:
             client = call.caller.tenant or call.client
@@ -304,35 +334,14 @@ class PoolState:
             self.trials.note_first_token(record.endpoint, record.first_byte_seconds)
         return usage
 
-    # Peers: requests of other gateways count against the tenants' limits here.
-
-    def peer_reserved(self, reservation: Reservation) -> None:
-        """Another gateway admitted a request."""
-        tokens = reservation.uncached_tokens + reservation.cached_tokens + reservation.output_tokens
-        self.budgets.charge_remote(reservation.tenant, tokens, reservation.reserved_at)
-
-    def peer_released(self, reservation: Reservation, used_tokens: int | None = None) -> None:
-        """It ended; where nobody counted what it used, what it had reserved stays charged."""
-        reserved = reservation.uncached_tokens + reservation.cached_tokens + reservation.output_tokens
-        unused = reserved - used_tokens if used_tokens is not None else 0
-        self.budgets.release_remote(reservation.tenant, reservation.reserved_at, unused_tokens=unused)
-
-    def peer_held(self, origin: str, num_held: int, tokens: int, tenants: Mapping[str, int]) -> None:
-        """Another gateway holds so much now: requests here may not pass it, nor tenants their limits by it."""
-        self.budgets.set_remote_held(origin, tenants)
-        if num_held:
-            self._peer_holds[origin] = (num_held, tokens)
-        else:
-            self._peer_holds.pop(origin, None)
-
     def _tell_holds(self) -> None:
-        self.router.note_held(len(self.queue), self.queue.num_tokens, self.queue.count_tenants)
+        make = partial(self.claims.make_holds, self.queue)
+        self.router.note_held(len(self.queue), self.queue.num_tokens, make, version=self.claims.version)
 
     @property
     def num_held(self) -> int:
         """Requests held by all gateways."""
-        own = len(self.queue)
-        return own + sum(held for held, _ in self._peer_holds.values()) if self._peer_holds else own
+        return len(self.queue) + self.peers.num_held
 
     def judge(self, now: float) -> None:
         """Eject failing replicas, within the cap."""
@@ -360,13 +369,9 @@ class PoolState:
             starting=self.spec.cold_start_hold_seconds > 0 or self.spec.may_be_zero,
             start_seconds_left=self._find_start_left(now) if not choice.scores else None,
             num_held=self.num_held,
-            held_tokens=self._count_held_tokens(),
+            held_tokens=self.queue.num_tokens + self.peers.held_tokens,
             gated=self.queue.is_gated(self._find_class(request.traffic_class)),
         )
-
-    def _count_held_tokens(self) -> int:
-        own = self.queue.num_tokens
-        return own + sum(tokens for _, tokens in self._peer_holds.values()) if self._peer_holds else own
 
     def _find_start_left(self, now: float) -> float | None:
         """Rest of the measured start, counted from the first request that found no replica."""

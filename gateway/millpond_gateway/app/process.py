@@ -25,6 +25,7 @@ from millpond_gateway.app.memory import Trimmer
 from millpond_gateway.app.metrics import Metrics
 from millpond_gateway.app.observer import RequestObserver
 from millpond_gateway.app.options import Options
+from millpond_gateway.app.peer_keys import find_peer_keys
 from millpond_gateway.app.peers import PeerMesh
 from millpond_gateway.app.plan import WorkerPlan
 from millpond_gateway.app.poll import StatePoller
@@ -223,13 +224,15 @@ class GatewayProcess:
             return None
         origin = f"{_find_pod_name()}/{self._epoch}"
         shared = SharedDecisions(origin=origin, epoch=int(self._epoch, 16))
+        clock = asyncio.get_running_loop().time
         mesh = PeerMesh(
             shared,
-            asyncio.get_running_loop().time,
+            clock,
+            keys=find_peer_keys(options, self._plan, clock),
             any_host=options.any_peer,
-            on_refused=self._metrics.peers_refused.inc,
+            on_refused=lambda reason: self._metrics.peers_refused.labels(reason).inc(),
         )
-        self.fleet.share(mesh.attach, mesh.detach)
+        self.fleet.share(mesh.attach, mesh.detach, origin=origin, count=lambda: 1 + shared.num_live_peers())
         return mesh
 
     def _make_work(self) -> list[Coroutine[Any, Any, None]]:

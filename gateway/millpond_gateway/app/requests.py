@@ -58,11 +58,13 @@ class RequestMaker:
         limit = body.max_output_tokens
         expected = _DEFAULT_OUTPUT_TOKENS if limit is None else min(limit, _DEFAULT_OUTPUT_TOKENS)
         known = body.service_tier in self._classes
+        prompt = self._fit(make_prompt_keys(body, scope, root, self._estimator.bytes_per_token))
         return RequestView(
             request_id=call.id,
-            prompt=self._fit(make_prompt_keys(body, scope, root, self._estimator.bytes_per_token)),
+            prompt=prompt,
             max_output_tokens=limit,
             expected_output_tokens=expected * body.num_choices,
+            budget_tokens=prompt.num_tokens + (limit or expected) * body.num_choices,
             traffic_class=body.service_tier if known else self._spec.default_class,
             tenant=tenant,
             session=xxhash.xxh3_64_intdigest(call.session) if call.session else None,

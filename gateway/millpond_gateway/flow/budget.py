@@ -8,24 +8,30 @@ Requests of other gateway processes are charged through the shared decisions.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from millpond_gateway.flow.records import Action, FlowReason, TenantPolicy, Verdict
+from millpond_gateway.flow.records import Action, FlowReason, RemoteHolds, TenantPolicy, Verdict
 
+CLAIM_SECONDS: Final = 0.1
+"""By then every gateway knows what all others decided, on a busy machine as well."""
 _ADMIT: Final = Verdict(Action.ADMIT, FlowReason.CAPACITY)
+_CLAIM: Final = Verdict(Action.HOLD, FlowReason.TENANT_SHARE)
 _MAX_TENANTS: Final = 65536
 _MAX_RETRY_SECONDS: Final = 120
 
 
 class _Account:
-    __slots__ = ("level", "num_open", "num_remote_open", "updated_at")
+    __slots__ = ("level", "num_open", "num_remote_open", "recent", "updated_at")
 
     def __init__(self, level: float, now: float) -> None:
         self.level = level
         self.updated_at = now
         self.num_open = 0
         self.num_remote_open = 0
+        self.recent: deque[tuple[float, int]] = deque()
+        """When, and how many tokens, this process admitted that others may not know of yet."""
 
 
 class Budgets:
@@ -35,23 +41,53 @@ class Budgets:
         self._policies: dict[str, TenantPolicy] = {}
         self._accounts: dict[str, _Account] = {}
         self._reserved: dict[str, tuple[str, int]] = {}
-        self._remote_held: dict[str, dict[str, int]] = {}
+        self._remote_held: dict[str, RemoteHolds] = {}
         self.set_policies(policies)
 
     def set_policies(self, policies: Iterable[TenantPolicy]) -> None:
         """Follow changed limits; what is open stays accounted."""
         self._policies = {policy.name: policy for policy in policies}
 
-    def reserve(self, request_id: str, tenant: str, tokens: int, now: float) -> Verdict:
-        """Take one slot and `tokens` from the tenant, or say what is missing; a refusal takes nothing."""
+    def reserve(
+        self,
+        request_id: str,
+        tenant: str,
+        tokens: int,
+        now: float,
+        *,
+        num_sharers: int = 1,
+        claimed_as: str | None = None,
+    ) -> Verdict:
+        """Take one slot and `tokens` from the tenant, or say what is missing; a refusal takes nothing.
+
+        Args:
+            request_id: names it until it is settled.
+            tenant: who pays.
+            tokens: most that it may use.
+            now: seconds.
+            num_sharers: gateway processes that admit requests of the tenant, this one included. What each admits is
+                known to the others a moment later, so at once each takes its share of what is left; the answer HOLD
+                asks for more: tell the others, and come again after CLAIM_SECONDS.
+            claimed_as: this process's origin, at the second coming: then what is left goes to the claims in the order
+                of their origins, which all gateways know.
+        """
         policy = self._policies.get(tenant)
         account = self._account(tenant, policy, now)
         if policy is not None:
-            num_held = sum(tenants.get(tenant, 0) for tenants in self._remote_held.values())
-            refusal = _find_refusal(policy, account, tokens, num_held)
+            first = claimed_as is None
+            held = self._sum_remote(tenant, before=claimed_as) if self._remote_held else _NOTHING_HELD
+            refusal = _find_refusal(policy, account, tokens, held, with_claims=not first)
             if refusal is not None:
                 return refusal
+            if (
+                first
+                and num_sharers > 1
+                and not _is_within_share(policy, account, tokens, held, num_sharers, now)
+            ):
+                return _CLAIM
             account.level -= tokens
+            if num_sharers > 1:
+                account.recent.append((now, tokens))
         account.num_open += 1
         self._reserved[request_id] = (tenant, tokens)
         return _ADMIT
@@ -88,12 +124,30 @@ class Budgets:
         if policy is not None and policy.tokens_per_minute is not None:
             account.level = min(account.level + unused_tokens, policy.tokens_per_minute)
 
-    def set_remote_held(self, origin: str, tenants: Mapping[str, int]) -> None:
-        """Requests that another gateway process admitted and holds: they are bound to no replica yet, and open."""
-        if tenants:
-            self._remote_held[origin] = dict(tenants)
+    def set_remote_held(
+        self,
+        origin: str,
+        requests: Mapping[str, int],
+        tokens: Mapping[str, int] | None = None,
+        claims: Mapping[str, tuple[int, int]] | None = None,
+    ) -> None:
+        """What another gateway process admitted and holds: bound to no replica yet, and open; and what it claims."""
+        if requests or claims:
+            self._remote_held[origin] = RemoteHolds(dict(requests), dict(tokens or {}), dict(claims or {}))
         else:
             self._remote_held.pop(origin, None)
+
+    def _sum_remote(self, tenant: str, *, before: str | None) -> tuple[int, int, int, int]:
+        """Requests and tokens that others hold, then those they claim, all or of origins before this one."""
+        num = tokens = num_claimed = claimed = 0
+        for origin, holds in self._remote_held.items():
+            num += holds.requests.get(tenant, 0)
+            tokens += holds.tokens.get(tenant, 0)
+            if before is None or origin < before:
+                count, amount = holds.claims.get(tenant, _NO_CLAIM)
+                num_claimed += count
+                claimed += amount
+        return num, tokens, num_claimed, claimed
 
     def num_open(self, tenant: str) -> int:
         """Requests of the tenant that this process has open."""
@@ -130,17 +184,55 @@ class Budgets:
         }
 
 
+_NOTHING_HELD: Final = (0, 0, 0, 0)
+_NO_CLAIM: Final = (0, 0)
+
+
 def _find_refusal(
-    policy: TenantPolicy, account: _Account, tokens: int, num_remote_held: int
+    policy: TenantPolicy,
+    account: _Account,
+    tokens: int,
+    held: tuple[int, int, int, int],
+    *,
+    with_claims: bool,
 ) -> Verdict | None:
+    num_held, held_tokens, num_claimed, claimed_tokens = held
     if policy.max_concurrency is not None:
-        num_open = account.num_open + account.num_remote_open + num_remote_held
+        num_open = account.num_open + account.num_remote_open + num_held + (num_claimed if with_claims else 0)
         if num_open >= policy.max_concurrency:
             return Verdict(Action.SHED, FlowReason.TENANT_CONCURRENCY, 1)
     limit = policy.tokens_per_minute
-    if limit is None or tokens <= account.level:
+    if limit is None:
+        return None
+    level = account.level - held_tokens
+    if tokens <= level - (claimed_tokens if with_claims else 0):
         return None
     if tokens > limit:
         return Verdict(Action.SHED, FlowReason.TOKENS_NEVER_FIT)
-    seconds = math.ceil((tokens - account.level) * 60.0 / limit)
+    seconds = math.ceil((tokens - level) * 60.0 / limit)  # claims may yet come to nothing
     return Verdict(Action.SHED, FlowReason.TENANT_TOKENS, min(max(seconds, 1), _MAX_RETRY_SECONDS))
+
+
+def _is_within_share(
+    policy: TenantPolicy,
+    account: _Account,
+    tokens: int,
+    held: tuple[int, int, int, int],
+    num_sharers: int,
+    now: float,
+) -> bool:
+    """Whether all gateways may admit as much as this one in the same moment without passing a limit together."""
+    recent = account.recent
+    while recent and recent[0][0] <= now - CLAIM_SECONDS:
+        recent.popleft()
+    num_held, held_tokens, num_claimed, claimed_tokens = held
+    if policy.max_concurrency is not None:
+        num_known = account.num_open + account.num_remote_open + num_held + num_claimed
+        free = policy.max_concurrency - num_known + len(recent)
+        if (len(recent) + 1) * num_sharers > free:
+            return False
+    if policy.tokens_per_minute is None:
+        return True
+    taken = sum(amount for _, amount in recent)
+    free_tokens = account.level - held_tokens - claimed_tokens + taken
+    return (taken + tokens) * num_sharers <= free_tokens

@@ -114,6 +114,13 @@ class HoldQueue:
                 counts[tenant] = counts.get(tenant, 0) + len(queue)
         return counts
 
+    def count_tenant_tokens(self) -> dict[str, int]:
+        """Tokens charged for held requests, by tenant."""
+        counts: dict[str, int] = {}
+        for held in self._held.values():
+            counts[held.tenant] = counts.get(held.tenant, 0) + held.budget_tokens
+        return counts
+
     def add(self, held: HeldRequest) -> FlowReason | None:
         """Hold a request; the reason of refusal when the queue is full or its bytes are."""
         if len(self._held) >= self._settings.max_held:

@@ -35,6 +35,8 @@ class FlowReason(StrEnum):
     """Saturated, and the class is shed rather than held."""
     TENANT_CONCURRENCY = "TenantConcurrency"
     TENANT_TOKENS = "TenantTokens"
+    TENANT_SHARE = "TenantShare"
+    """Close to a limit of its tenant that all gateways share: waits a moment until all know what the others admitted."""
     TOKENS_NEVER_FIT = "TokensNeverFit"
     """More tokens than the tenant's limit ever allows at once."""
     QUEUE_FULL = "QueueFull"
@@ -56,6 +58,14 @@ _SHED_STATUS: dict[FlowReason, int] = {
     FlowReason.HELD_BYTES: 429,
     FlowReason.HOLD_EXPIRED: 429,
 }
+
+
+class RemoteHolds(msgspec.Struct, frozen=True, gc=False):
+    """What another gateway process holds of tenants' requests."""
+
+    requests: dict[str, int]
+    tokens: dict[str, int]
+    claims: dict[str, tuple[int, int]]
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -129,6 +139,8 @@ class HeldRequest(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int
     arrived_at: float
     expires_at: float
+    budget_tokens: int = 0
+    """Charged to its tenant."""
 
 
 class PoolView(msgspec.Struct, frozen=True, kw_only=True):

@@ -148,7 +148,13 @@ class Attempts(ABC):
         target, self._target = self._target, None
         if target is not None:
             status = self._kept_answer.status if self._kept_answer else self._reply.status or None
-            ending = Ending(outcome=outcome, status=status, usage=self._usage)
+            ending = Ending(
+                outcome=outcome,
+                status=status,
+                usage=self._usage,
+                sent=self._sent,
+                num_events=self._reply.num_events,
+            )
             self._relay.dispatcher.release(self._call, target, ending, self._relay.now())
 
     def _cancel_connection(self) -> None:

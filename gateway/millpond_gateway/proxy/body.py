@@ -15,6 +15,8 @@ from millpond_gateway.proxy.hidden import must_ask
 from millpond_gateway.proxy.records import ParsedBody
 
 _NULL: Final = b"null"
+_MAX_CHOICES: Final = 1024
+"""More than any engine makes of one prompt: what it will refuse must not count for millions of tokens here."""
 
 
 def parse_body(body: bytes) -> ParsedBody | ApiError:
@@ -43,7 +45,7 @@ def parse_body(body: bytes) -> ParsedBody | ApiError:
         prompt=prompt,
         template=template,
         max_output_tokens=_bound(limit),
-        num_choices=max(1, _bound(read.n) or 1),
+        num_choices=min(max(1, _bound(read.n) or 1, _bound(read.best_of) or 1), _MAX_CHOICES),
         cache_salt=read.cache_salt or "",
         service_tier=read.service_tier or "",
         num_bytes=len(body),

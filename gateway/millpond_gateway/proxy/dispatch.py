@@ -134,6 +134,10 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome
     status: int | None = None
     usage: Usage | None = None
+    sent: bool = False
+    """Some engine was sent the request."""
+    num_events: int = 0
+    """Events of a stream that came from the engine."""
 
 
 Decision = Target | ApiError

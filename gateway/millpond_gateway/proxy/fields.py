@@ -22,6 +22,7 @@ class BodyFields(msgspec.Struct, gc=False):
     max_tokens: float | int | None = None
     max_completion_tokens: float | int | None = None
     n: float | int | None = None
+    best_of: float | int | None = None
     cache_salt: str | None = None
     service_tier: str | None = None
 

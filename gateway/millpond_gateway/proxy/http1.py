@@ -15,6 +15,9 @@ from millpond_gateway.proxy.errors import BadRequestError
 from millpond_gateway.proxy.records import Header, RequestHead
 from millpond_gateway.proxy.settings import RelaySettings
 
+_FRAMING_PER_BYTE: Final = 16
+"""A body in chunks of one byte is six times its size; extensions of chunks, which nobody reads, have no end of their own."""
+
 
 class RequestReader:
     """Collects requests from one connection's bytes.
@@ -25,6 +28,7 @@ class RequestReader:
 
     __slots__ = (
         "_body",
+        "_chunked_bytes",
         "_fields",
         "_head_bytes",
         "_limits",
@@ -50,7 +54,7 @@ class RequestReader:
         self.complete = False
         self.started = False
         self.body_bytes = 0
-        self._head_bytes = 0
+        self._head_bytes = self._chunked_bytes = 0
         self._num_trailers = self._trailer_bytes = 0
         self._target = b""
         self._fields: list[Header] = []
@@ -76,6 +80,8 @@ class RequestReader:
             return
         if self.head is None:
             self._head_bytes += len(data)
+        elif self.head.chunked:
+            self._chunked_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -86,6 +92,8 @@ class RequestReader:
             raise _refuse(f"not a valid HTTP/1.1 request: {error}") from error
         if self.head is None and self._head_bytes > self._limits.max_head_bytes:
             raise _refuse("the request head is too large", ErrorCode.HEAD_TOO_LARGE)
+        if self._chunked_bytes > _FRAMING_PER_BYTE * self.body_bytes + self._limits.max_head_bytes:
+            raise _refuse("the chunks of the body are more framing than body")
 
     def _continue_without_upgrade(self, rest: bytes) -> None:
         """A server may ignore `Upgrade`; the parser stops there, so a fresh one reads the body."""
@@ -222,7 +230,11 @@ def strip_authority(target: bytes) -> bytes:
         return target
     scheme, separator, rest = target.partition(b"://")
     if separator and scheme.lower() in {b"http", b"https"}:
-        return b"/" + rest.partition(b"/")[2]
+        end = min((found for mark in b"/?#" if (found := rest.find(mark)) >= 0), default=len(rest))
+        authority, path = rest[:end], rest[end:]
+        if not authority or b"@" in authority:
+            raise _refuse("the request target has no host, or one with a user")
+        return path if path.startswith(b"/") else b"/" + path
     if target == b"*":
         return target
     raise _refuse("the request target is neither a path nor an address")

@@ -113,6 +113,8 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The caller's limit; None when it named none."""
     expected_output_tokens: int = 256
     """What the decode load is estimated from; at most `max_output_tokens`."""
+    budget_tokens: int = 0
+    """Most that it may use, prompt and all its answers: what its tenant's budget is charged until it ends."""
     traffic_class: str = ""
     tenant: str = ""
     session: int | None = None
@@ -173,6 +175,18 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     held_tokens: int | None = None
     tokens_per_key: float = 16.0
     """Of the keys that go with it."""
+    budget_tokens: int = 0
+    """Charged to its tenant."""
+
+
+class TenantHolds(msgspec.Struct, frozen=True, gc=False):
+    """What one gateway process holds of a pool, by tenant."""
+
+    requests: dict[str, int] = {}
+    tokens: dict[str, int] = {}
+    """Charged to the tenant's budget for them."""
+    claims: dict[str, tuple[int, int]] = {}
+    """Requests that wait for their turn at a limit which all gateways share, and their tokens; nothing is charged yet."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):

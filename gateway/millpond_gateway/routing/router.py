@@ -8,15 +8,16 @@ simulator.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from millpond_gateway.routing.candidates import filter_candidates
 from millpond_gateway.routing.cost import compute_kv_blocks, compute_price, compute_score
 from millpond_gateway.routing.demand import WorkRate
+from millpond_gateway.routing.faces import DecisionSink, PeerObserver
 from millpond_gateway.routing.index import NOTHING, PrefixIndex
 from millpond_gateway.routing.load import OWN, LoadBook
 from millpond_gateway.routing.partition import choose_by_hash
@@ -32,6 +33,7 @@ from millpond_gateway.routing.records import (
     RequestView,
     Reservation,
     Role,
+    TenantHolds,
     Usage,
 )
 from millpond_gateway.routing.score import Score
@@ -42,35 +44,6 @@ from millpond_gateway.routing.stability import StabilityBook
 
 _MAX_FORMER_EPOCHS: Final = 8
 _MAX_FILTERED: Final = 256
-
-
-class DecisionSink(Protocol):
-    """Who is told of this process's own decisions; see `shared.SharedDecisions`."""
-
-    def reserve(self, pool: str, reservation: Reservation, keys: Sequence[int]) -> None:
-        """A replica was chosen and booked."""
-
-    def first_token(self, pool: str, reservation_id: int) -> None:
-        """The prefill part is free."""
-
-    def release(self, pool: str, reservation_id: int, used_tokens: int | None = None) -> None:
-        """The reservation ended; `used_tokens` where the engine counted them."""
-
-    def hold(self, pool: str, num_held: int, tokens: int, tenants: Mapping[str, int]) -> None:
-        """So much is held now, by tenant."""
-
-
-class PeerObserver(Protocol):
-    """Who is told of peers' requests; a tenant's limits count them too."""
-
-    def peer_reserved(self, reservation: Reservation) -> None:
-        """Another gateway process admitted a request."""
-
-    def peer_released(self, reservation: Reservation, used_tokens: int | None = None) -> None:
-        """It ended; `used_tokens` where the engine counted them."""
-
-    def peer_held(self, origin: str, num_held: int, tokens: int, tenants: Mapping[str, int]) -> None:
-        """Another gateway process holds so much now, by tenant."""
 
 
 class Router:
@@ -95,7 +68,7 @@ class Router:
         self._next_id = 0
         self._sink: DecisionSink | None = None
         self._observer: PeerObserver | None = None
-        self._told_held = (0, 0)
+        self._told_held = (0, 0, 0)
         self._partition_gateways = 1
 
     @property
@@ -225,6 +198,7 @@ class Router:
             routed_tokens=choice.score.routed_tokens,
             held_tokens=choice.score.held_tokens,
             tokens_per_key=request.prompt.tokens_per_key,
+            budget_tokens=request.budget_tokens,
         )
         self.stability.note(request.tenant, request.session, next(iter(request.prompt.keys), None))
         self.num_by_key_kind[request.prompt.kind] += 1
@@ -242,28 +216,38 @@ class Router:
             self._sink.first_token(self.pool, reservation_id)
         return True
 
-    def release(self, reservation_id: int, usage: Usage | None = None) -> bool:
-        """Free the rest, whatever ended the request; False when it is gone already. `usage` audits the index."""
+    def release(
+        self, reservation_id: int, usage: Usage | None = None, *, used_tokens: int | None = None
+    ) -> bool:
+        """Free the rest, whatever ended the request; False when it is gone already.
+
+        `usage` audits the index; `used_tokens` is what the request is taken to have used where the engine told nothing.
+        """
         reservation = self.load.release(reservation_id)
         if reservation is None:
             return False
         if self._sink is not None:
-            used = usage.prompt_tokens + usage.output_tokens if usage is not None else None
+            used = usage.prompt_tokens + usage.output_tokens if usage is not None else used_tokens
             self._sink.release(self.pool, reservation_id, used)
         if usage is not None and usage.cached_tokens is not None:
             self.index.audit(reservation, prompt_tokens=usage.prompt_tokens, real=usage.cached_tokens)
         return True
 
-    def note_held(self, num_held: int, tokens: int, tenants: Callable[[], Mapping[str, int]]) -> None:
-        """Tell peers what this process holds, so that nobody passes it, and no tenant its limit, elsewhere."""
-        if self._sink is not None and self._told_held != (num_held, tokens):
-            self._told_held = (num_held, tokens)
-            self._sink.hold(self.pool, num_held, tokens, tenants())
+    def note_held(
+        self, num_held: int, tokens: int, holds: Callable[[], TenantHolds], *, version: int = 0
+    ) -> None:
+        """Tell peers what this process holds, so that nobody passes it, and no tenant its limit, elsewhere.
 
-    def apply_hold(self, origin: str, num_held: int, tokens: int, tenants: Mapping[str, int]) -> None:
+        `version` changes with what the numbers do not show.
+        """
+        if self._sink is not None and self._told_held != (num_held, tokens, version):
+            self._told_held = (num_held, tokens, version)
+            self._sink.hold(self.pool, num_held, tokens, holds())
+
+    def apply_hold(self, origin: str, num_held: int, tokens: int, holds: TenantHolds) -> None:
         """A peer holds so much now."""
         if self._observer is not None:
-            self._observer.peer_held(origin, num_held, tokens, tenants)
+            self._observer.peer_held(origin, num_held, tokens, holds)
 
     def apply_reserve(self, origin: str, reservation: Reservation, keys: Sequence[int], now: float) -> bool:
         """Book a peer's decision; False when it is booked already or is about an engine's former life."""
@@ -305,7 +289,7 @@ class Router:
         if self._observer is not None:
             for reservation in dropped:
                 self._observer.peer_released(reservation)
-            self._observer.peer_held(origin, 0, 0, {})
+            self._observer.peer_held(origin, 0, 0, TenantHolds())
         return len(dropped)
 
     def replica_load(self, uid: str) -> ReplicaLoad:

@@ -10,20 +10,20 @@ reserved, since its streams died with it. Memory is bounded: the log by bytes, t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
-from millpond_gateway.routing.records import Reservation
+from millpond_gateway.routing.records import Reservation, TenantHolds
 from millpond_gateway.routing.router import Router
 from millpond_gateway.routing.wire import (
     BATCH_BYTES,
-    MAX_HELD_TENANTS,
     AskRange,
     Batch,
     Decision,
     Digest,
     FirstToken,
+    ForeignOriginError,
     FullState,
     Held,
     Message,
@@ -33,6 +33,8 @@ from millpond_gateway.routing.wire import (
     Reserve,
     decode_message,
     encode_message,
+    is_of,
+    make_held,
     make_reservation,
     make_reserve,
     split_batches,
@@ -185,9 +187,9 @@ class SharedDecisions:
         if self._open.pop((pool, reservation_id), None) is not None:
             self._log.append(Release(pool, reservation_id, used_tokens))
 
-    def hold(self, pool: str, num_held: int, tokens: int, tenants: Mapping[str, int]) -> None:
+    def hold(self, pool: str, num_held: int, tokens: int, holds: TenantHolds) -> None:
         """Tell peers what is held here; only the newest of a batch goes out."""
-        self._holds[pool] = Held(pool, num_held, tokens, dict(islice(tenants.items(), MAX_HELD_TENANTS)))
+        self._holds[pool] = make_held(pool, num_held, tokens, holds)
         self._changed_holds.add(pool)
 
     # To the peers.
@@ -217,13 +219,17 @@ class SharedDecisions:
 
     # From the peers.
 
-    def receive(self, data: bytes, now: float) -> list[Outgoing]:
+    def receive(self, data: bytes, now: float, *, sender: tuple[str, int] | None = None) -> list[Outgoing]:
         """Apply a peer's message; returns answers and questions to send.
 
+        `sender`: origin and epoch that the connection proved; None believes what the message says.
+
         Raises:
-            WireError: when the message is unreadable.
+            WireError: when the message is unreadable, or another's than the sender's.
         """
         message = decode_message(data)
+        if sender is not None and not is_of(message, sender):
+            raise ForeignOriginError(f"a message that is not of {sender[0]} came from it")
         if isinstance(message, AskRange):
             return self._answer(message)
         if message.origin == self.origin:
@@ -336,7 +342,8 @@ class SharedDecisions:
             reservation = make_reservation(decision, now)
             router.apply_reserve(origin, reservation, unpack_keys(decision.keys), now)
         elif isinstance(decision, Held):
-            router.apply_hold(origin, decision.num_held, decision.tokens, decision.tenants)
+            holds = TenantHolds(decision.tenants, decision.tenant_tokens, decision.claims)
+            router.apply_hold(origin, decision.num_held, decision.tokens, holds)
         elif isinstance(decision, FirstToken):
             router.apply_first_token(origin, decision.id, now)
         else:

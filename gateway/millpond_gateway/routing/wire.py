@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from sys import byteorder
 
 import msgspec
 
-from millpond_gateway.routing.records import Reservation
+from millpond_gateway.routing.records import Reservation, TenantHolds
 
 MAX_KEYS = 8192
 """Keys of one shared reserve; what lies beyond is learned from KV events."""
@@ -26,6 +27,10 @@ BATCH_BYTES = 256 * 1024
 
 class WireError(ValueError):
     """A peer's message that is too long or no message; drop the connection to that peer and connect again."""
+
+
+class ForeignOriginError(WireError):
+    """A message of one origin from a connection that proved to be another's."""
 
 
 class Reserve(msgspec.Struct, frozen=True, array_like=True, tag="r", gc=False):
@@ -44,6 +49,8 @@ class Reserve(msgspec.Struct, frozen=True, array_like=True, tag="r", gc=False):
     tokens_per_key: float
     keys: bytes
     """Unsigned 64-bit little-endian block keys, at most MAX_KEYS."""
+    budget_tokens: int = 0
+    """0 from gateways that do not tell it."""
 
     @property
     def num_bytes(self) -> int:
@@ -85,11 +92,13 @@ class Held(msgspec.Struct, frozen=True, array_like=True, tag="h", gc=False):
     tokens: int
     tenants: dict[str, int]
     """Requests by tenant, at most MAX_HELD_TENANTS."""
+    tenant_tokens: dict[str, int] = {}
+    claims: dict[str, tuple[int, int]] = {}
 
     @property
     def num_bytes(self) -> int:
         """Approximate size on the wire."""
-        return 24 + len(self.pool) + 24 * len(self.tenants)
+        return 24 + len(self.pool) + 24 * (2 * len(self.tenants) + len(self.claims))
 
 
 Decision = Reserve | FirstToken | Release | Held
@@ -175,6 +184,13 @@ def decode_message(data: bytes) -> Message:
         raise WireError(f"peer message is not readable: {error}") from error
 
 
+def is_of(message: Message, sender: tuple[str, int]) -> bool:
+    """Whether a message is of this origin and epoch."""
+    if isinstance(message, AskRange):
+        return message.asker == sender[0]
+    return message.origin == sender[0] and message.epoch == sender[1]
+
+
 def make_reserve(pool: str, reservation: Reservation, keys: Sequence[int]) -> Reserve:
     """Wire form of a reservation with the prompt's keys."""
     return Reserve(
@@ -190,6 +206,20 @@ def make_reserve(pool: str, reservation: Reservation, keys: Sequence[int]) -> Re
         reservation.tenant,
         reservation.tokens_per_key,
         pack_keys(keys),
+        reservation.budget_tokens,
+    )
+
+
+def make_held(pool: str, num_held: int, tokens: int, holds: TenantHolds) -> Held:
+    """Wire form of what is held; tenants beyond the bound are limited where they are held."""
+    most = MAX_HELD_TENANTS
+    return Held(
+        pool,
+        num_held,
+        tokens,
+        dict(islice(holds.requests.items(), most)),
+        dict(islice(holds.tokens.items(), most)),
+        dict(islice(holds.claims.items(), most)),
     )
 
 
@@ -208,6 +238,7 @@ def make_reservation(reserve: Reserve, now: float) -> Reservation:
         session=reserve.session,
         tenant=reserve.tenant,
         tokens_per_key=reserve.tokens_per_key,
+        budget_tokens=reserve.budget_tokens,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millpond_common.contract import labels, ports
+from millpond_common.contract import gateway_peers, labels, ports
 from millpond_operator.desired import names
 from millpond_operator.desired.children import make_metrics_peers, make_operator_peer, make_rule
 from millpond_operator.desired.env import make_env, make_field_env
@@ -19,6 +19,7 @@ from millpond_operator.desired.kinds import (
     DEPLOYMENT,
     NETWORK_POLICY,
     ROLE_BINDING,
+    SECRET,
     SERVICE,
     SERVICE_ACCOUNT,
     Kind,
@@ -27,26 +28,32 @@ from millpond_operator.desired.manifest import Manifest, Owner, make_manifest
 from millpond_operator.desired.pod import CONTAINER_SECURITY, POD_SECURITY
 from millpond_operator.desired.settings import BuildSettings
 
-GATEWAY_KINDS = (SERVICE_ACCOUNT, ROLE_BINDING, SERVICE, DEPLOYMENT, BUDGET, NETWORK_POLICY)
+GATEWAY_KINDS = (SERVICE_ACCOUNT, ROLE_BINDING, SECRET, SERVICE, DEPLOYMENT, BUDGET, NETWORK_POLICY)
 _PEER_PORTS = {
     "port": ports.GATEWAY_PEERS,
     "endPort": ports.GATEWAY_PEERS + ports.MAX_GATEWAY_WORKERS - 1,
     "protocol": "TCP",
 }
+_KEY_SOURCE = {"secretName": labels.GATEWAY_NAME, "defaultMode": 0o440, "optional": True}
+"""Optional: gateways that wait for their key serve, each for itself, and find it when it comes."""
 POD_FIELDS = {"POD_NAME": "metadata.name", "POD_NAMESPACE": "metadata.namespace", "POD_IP": "status.podIP"}
 
 
-def make_gateway(owners: list[Owner], settings: BuildSettings, *, owns_count: bool = True) -> list[Manifest]:
+def make_gateway(
+    owners: list[Owner], settings: BuildSettings, *, owns_count: bool = True, keyed: bool = False
+) -> list[Manifest]:
     """All objects of a namespace's gateway.
 
     Args:
         owners: its pools by name, at least one.
         settings: of the operator.
         owns_count: whether the number of gateways is the operator's; false once a scaler has set it.
+        keyed: whether the Secret with their key is the operator's to make; its content comes once, from who writes it.
     """
-    contents = {
+    contents: dict[Kind, dict[str, Any]] = {
         SERVICE_ACCOUNT: {"automountServiceAccountToken": False},
         ROLE_BINDING: _make_binding(owners[0].namespace, settings),
+        **({SECRET: {}} if keyed else {}),
         SERVICE: _make_service(),
         DEPLOYMENT: _make_deployment(settings, owns_count=owns_count),
         BUDGET: _make_budget(),
@@ -138,7 +145,7 @@ def _make_pod_spec(settings: BuildSettings) -> dict[str, Any]:
         "securityContext": dict(POD_SECURITY),
         "topologySpreadConstraints": [spread],
         "containers": [_make_container(settings)],
-        "volumes": [{"name": "tmp", "emptyDir": {}}],
+        "volumes": [{"name": "tmp", "emptyDir": {}}, {"name": "peers", "secret": dict(_KEY_SOURCE)}],
     }
     if settings.image_pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in settings.image_pull_secrets]
@@ -164,6 +171,9 @@ def _make_container(settings: BuildSettings) -> dict[str, Any]:
         "securityContext": dict(CONTAINER_SECURITY),
         "readinessProbe": {"httpGet": probe | {"path": "/ready"}, "periodSeconds": 2, "failureThreshold": 2},
         "livenessProbe": {"httpGet": probe | {"path": "/health"}, "periodSeconds": 10, "failureThreshold": 6},
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108 - a mount of the container
+        "volumeMounts": [
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - a mount of the container
+            {"name": "peers", "mountPath": gateway_peers.DIRECTORY, "readOnly": True},
+        ],
     }
     return container | ({"imagePullPolicy": settings.image_pull_policy} if settings.image_pull_policy else {})

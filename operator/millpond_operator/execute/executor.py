@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 from millpond_common.contract.labels import APPLIED_DIGEST, FINALIZER, MANAGER
 from millpond_operator.api.pool import PoolMetadata
 from millpond_operator.clients.kube import KubeClient
-from millpond_operator.desired.kinds import POD, POOL, Kind
+from millpond_operator.desired.kinds import POD, POOL, SECRET, Kind
 from millpond_operator.errors import ConflictError, NotFoundError
+from millpond_operator.execute.secret import create_secret, find_secret, mend_secret
 from millpond_operator.plan.actions import (
     STAGE_FIRST,
     STAGE_WORKLOADS,
@@ -109,6 +110,11 @@ class Executor:
         """Make what should not exist yet in one call; False when somebody has the name."""
         manifest = apply.manifest
         self._fence()
+        if manifest.kind == SECRET:
+            secret = await create_secret(self._kube, manifest)
+            if secret is not None:
+                self._remember(SECRET, secret)
+            return secret is not None
         try:
             answer = await self._kube.create(
                 manifest.kind, manifest.namespace, manifest.body, manager=MANAGER
@@ -122,6 +128,10 @@ class Executor:
         if holder is Holder.STRANGER:
             return
         manifest = apply.manifest
+        if manifest.kind == SECRET:
+            self._fence()
+            self._remember(SECRET, await mend_secret(self._kube, manifest, uid=apply.uid))
+            return
         body = dict(manifest.body)
         if apply.uid is not None:
             body["metadata"] = {**body["metadata"], "uid": apply.uid}
@@ -159,6 +169,8 @@ class Executor:
         if not apply.is_new:
             return None
         manifest = apply.manifest
+        if manifest.kind == SECRET:
+            return await find_secret(self._kube, manifest)
         try:
             existing = await self._kube.get(manifest.kind, manifest.namespace, manifest.name)
         except NotFoundError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import structlog
 from lightkube.config.kubeconfig import SingleConfig
@@ -11,7 +13,7 @@ from lightkube.config.kubeconfig import SingleConfig
 from millpond_common.contract.reasons import ConditionType
 from millpond_operator.clients.gateway import Caller, EngineCaller
 from millpond_operator.clients.kube import KubeClient, Obj
-from millpond_operator.desired.kinds import POD, POOL, Kind
+from millpond_operator.desired.kinds import POD, POOL, SECRET, Kind
 from millpond_operator.execute.events import EventWriter
 from millpond_operator.execute.executor import Executor
 from millpond_operator.execute.status import StatusWriter
@@ -78,6 +80,7 @@ class Operator:
             early_seconds=settings.early_resync_seconds,
         )
         self.scalers = ScalerWatcher(self.kube, time.monotonic, keep_seconds=2 * settings.scaling.interval)
+        self.references = ReferenceChecker(self.kube, time.monotonic)
         observer = self._make_observer()
         self.autoscaler = self._make_autoscaler(observer, gateway)
         self.manager = Manager(
@@ -97,12 +100,19 @@ class Operator:
             self.store,
             reports=self.reports,
             prober=self.prober,
-            references=ReferenceChecker(self.kube, time.monotonic),
+            references=self.references,
             nodes=NodeWatcher(self.kube, time.monotonic, enabled=self.settings.is_cluster_wide),
             progress=FetchProgress(self.kube, time.monotonic),
             scalers=self.scalers,
             claims=ClaimWatcher(self.kube, time.monotonic, cluster_wide=self.settings.is_cluster_wide),
         )
+
+    def _remember(self, kind: Kind, obj: Mapping[str, Any]) -> None:
+        """Let the next decision see a write; Secrets are not watched, so not in the store."""
+        if kind == SECRET:
+            self.references.note_own(kind, obj)
+        else:
+            self.store.put(kind, obj)
 
     def _make_autoscaler(self, observer: Observer, engines: EngineCaller) -> Autoscaler:
         return Autoscaler(
@@ -120,7 +130,7 @@ class Operator:
         )
 
     def _make_reconciler(self, observer: Observer, scaler: Scaler) -> Reconciler:
-        fence, remember = self.lease.check, self.store.put
+        fence, remember = self.lease.check, self._remember
         return Reconciler(
             observer=observer,
             executor=Executor(self.kube, fence=fence, remember=remember),

@@ -120,14 +120,16 @@ class Observer:
         keys = () if pool.is_deleting else list_key_secrets(pool)
         progress = await self._progress.fetch_lines(namespace, pods)
         needs = await self._claims.fetch_needs(pool)
+        sees_key, gateway_key = await self._find_gateway_key(pool)
         snapshot = PoolSnapshot(
             pool=pool,
             observed_at=now,
             workloads=workloads,
             pods=pods,
             ended=ended,
-            children=self._list_children(pool, workloads),
+            children=(*self._list_children(pool, workloads), *gateway_key),
             gateway=gateway,
+            sees_gateway_key=sees_key,
             gateway_pools=self._list_gateway_pools(namespace),
             probes=answers,
             fetch_progress=progress,
@@ -174,6 +176,15 @@ class Observer:
             elif (memory := find_device_memory(rooms, role, spec)) is not None:
                 found[role.role] = memory
         return found
+
+    async def _find_gateway_key(self, pool: InferencePool) -> tuple[bool, tuple[Child, ...]]:
+        """Whether the gateways' Secret may be looked for, and its metadata where it exists; it is never watched."""
+        namespace = pool.metadata.namespace
+        gone = self._store.get(DEPLOYMENT, namespace, labels.GATEWAY_NAME) is None
+        if gone and (pool.is_deleting or not pool.spec.gateway.enabled):
+            return False, ()
+        sees, found = await self._references.find_own(SECRET, namespace, labels.GATEWAY_NAME)
+        return sees, (parse_child(SECRET, found),) if found is not None else ()
 
     def _find_count_manager(self, namespace: str, name: str) -> str:
         stored = self._store.get(POOL, namespace, name)

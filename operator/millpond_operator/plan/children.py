@@ -126,7 +126,12 @@ def _make_gateway(snapshot: PoolSnapshot, settings: PlanSettings) -> list[Manife
     live = snapshot.find_child(DEPLOYMENT, labels.GATEWAY_NAME)
     # No pool says how many gateways there are, so whoever scales them keeps the count; the setting is where it starts.
     owns_count = live is None or not live.scaled_by
-    return make_gateway(owners or [make_owner(snapshot.pool)], settings.build, owns_count=owns_count)
+    return make_gateway(
+        owners or [make_owner(snapshot.pool)],
+        settings.build,
+        owns_count=owns_count,
+        keyed=snapshot.sees_gateway_key,
+    )
 
 
 def _drop_unwanted(snapshot: PoolSnapshot, wanted: Iterable[Manifest]) -> list[Delete]:

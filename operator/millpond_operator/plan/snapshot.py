@@ -231,6 +231,8 @@ class PoolSnapshot:
     """HorizontalPodAutoscalers that target the pool, those KEDA made included."""
     gateway_pools: tuple[SiblingPool, ...] = ()
     """Pools of the namespace that want the gateway, those that stay first, then by age; at most MAX_GATEWAY_OWNERS."""
+    sees_gateway_key: bool = False
+    """Whether the Secret with the gateways' key was looked for; where it exists it is among the children, without content."""
     probes: Mapping[str, ProbeAnswer] = field(default_factory=dict)
     fetch_progress: Mapping[str, str] = field(default_factory=dict)
     """How far the fetch step is, by pod uid, in its own words."""

@@ -27,6 +27,11 @@
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [rolebindings]
   verbs: [get, list, watch, create, patch, delete]
+# The key by which the gateways of a namespace know one another; made by server-side apply, which names its object.
+- apiGroups: [""]
+  resources: [secrets]
+  resourceNames: [millpond-gateway]
+  verbs: [get, create, patch, delete]
 # Gateways get this one role and no other.
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [{{ ternary "clusterroles" "roles" (eq .Values.scope "Cluster") }}]

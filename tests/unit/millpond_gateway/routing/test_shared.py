@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pytest
 from tests.support.routing import make_cold, make_endpoints, make_keys, make_request, make_router, place
 
-from millpond_gateway.routing.records import Reservation
+from millpond_gateway.routing.records import Reservation, TenantHolds
 from millpond_gateway.routing.router import Router
 from millpond_gateway.routing.settings import RoutingSettings
 from millpond_gateway.routing.shared import LOG_BYTES, SharedDecisions
@@ -236,7 +234,7 @@ def test_peers_requests_are_told_to_the_observer() -> None:
         def peer_released(self, reservation: Reservation, used_tokens: int | None = None) -> None:
             self.open.remove((reservation.tenant, reservation.id))
 
-        def peer_held(self, origin: str, num_held: int, tokens: int, tenants: Mapping[str, int]) -> None: ...
+        def peer_held(self, origin: str, num_held: int, tokens: int, holds: TenantHolds) -> None: ...
 
     a, b = Node("a"), Node("b")
     observer = Observer()
@@ -280,7 +278,7 @@ def test_what_is_held_is_told_with_the_next_batch_and_in_the_full_state_and_dies
 
         def peer_released(self, reservation: Reservation, used_tokens: int | None = None) -> None: ...
 
-        def peer_held(self, origin: str, num_held: int, tokens: int, tenants: Mapping[str, int]) -> None:
+        def peer_held(self, origin: str, num_held: int, tokens: int, holds: TenantHolds) -> None:
             told[origin] = (num_held, tokens)
 
     here, there, late = (SharedDecisions(origin=name, epoch=number) for number, name in enumerate("abc"))
@@ -291,14 +289,14 @@ def test_what_is_held_is_told_with_the_next_batch_and_in_the_full_state_and_dies
         router.set_observer(Observer())
         shared.attach(router)
     for num_held in (1, 2, 3):
-        own.note_held(num_held, 100 * num_held, dict)
+        own.note_held(num_held, 100 * num_held, TenantHolds)
     messages = here.flush()
     assert len(messages) == 1
     there.receive(messages[0], 0.0)
     assert told.pop("a") == (3, 300)
-    own.note_held(3, 300, dict)
+    own.note_held(3, 300, TenantHolds)
     assert here.flush() == []  # nothing new
-    own.note_held(4, 400, dict)
+    own.note_held(4, 400, TenantHolds)
     here.flush()
     (question,) = late.receive(here.heartbeat()[-1], 0.0)
     for answer in here.receive(question.data, 0.0):

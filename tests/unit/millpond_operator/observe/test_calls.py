@@ -217,6 +217,25 @@ async def test_what_is_missing_and_what_may_not_be_read_are_told_apart_by_one_lo
     assert sorted(kube.calls) == sorted(names)
 
 
+async def test_an_object_of_the_operator_s_own_is_looked_for_now_and_then() -> None:
+    clock = Clock()
+    kube = Kube(hidden=ForbiddenError("no"))
+    checker = ReferenceChecker(kube, clock)  # type: ignore[arg-type]
+    assert await checker.find_own(SECRET, "ns", "own") == (True, None)
+    secret = {"metadata": {"namespace": "ns", "name": "own"}, "data": {"key": "x"}}
+    checker.note_own(SECRET, secret)
+    metadata_only = {"apiVersion": "v1", "kind": "Secret", "metadata": secret["metadata"]}
+    assert await checker.find_own(SECRET, "ns", "own") == (True, metadata_only)
+    assert await checker.find_own(SECRET, "ns", "hidden") == (False, None)
+    assert await checker.find_own(SECRET, "ns", "hidden") == (False, None)
+    assert kube.calls == ["own", "hidden"]
+    clock.now += 61
+    assert await checker.find_own(SECRET, "ns", "own") == (True, None)
+    clock.now += 600
+    await checker.find_own(SECRET, "ns", "hidden")
+    assert kube.calls == ["own", "hidden", "own", "hidden"]
+
+
 async def test_a_report_marks_the_pools_whose_routes_it_changes_and_no_others() -> None:
     caller, clock, marked = Caller(), Clock(), []
     cache = ReportCache(caller, clock, mark=lambda namespace, pool: marked.append((namespace, pool)))
