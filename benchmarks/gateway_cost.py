@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes.util
 import json
 import os
 import socket
@@ -35,6 +36,11 @@ _MAX_LONG_CORES = 0.05
 """Cores per request/s with prompts of 100k tokens."""
 _COMPILE = Path(__file__).resolve().parents[1] / "gateway" / "compile.py"
 _COMPILED = _COMPILE.parents[1] / "build" / "gateway-compiled"
+ALLOCATOR = (
+    "PYTHONMALLOC=malloc",
+    "MALLOC_CONF=narenas:1,background_thread:true,dirty_decay_ms:2000,muzzy_decay_ms:0",
+)
+"""Environment of the image beside LD_PRELOAD."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 _NUM_REPLICAS = 4
 _LOAD_SECONDS = 300
@@ -103,12 +109,16 @@ def make_millpond_command(port: int, replicas: list[int], *, compiled: Path | No
 
 
 def _start_gateway(compiled: Path | None) -> list[str]:
-    path = [f"PYTHONPATH={compiled}"] if compiled is not None else []
-    return ["env", *path, sys.executable, "-m", "millpond_gateway"]
+    """As the image starts it: compiled, on jemalloc (Debian's libjemalloc2) where this machine has it."""
+    if compiled is None:
+        return [sys.executable, "-m", "millpond_gateway"]
+    library = ctypes.util.find_library("jemalloc")
+    allocator = [] if library is None else [f"LD_PRELOAD={library}", *ALLOCATOR]
+    return ["env", f"PYTHONPATH={compiled}", *allocator, sys.executable, "-m", "millpond_gateway"]
 
 
 def ask_version(compiled: Path | None) -> str:
-    """Version and form of the gateway that is measured, by its own word."""
+    """Version, form and allocator of the gateway that is measured, by its own word."""
     command = [*_start_gateway(compiled), "--version"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 

@@ -18,6 +18,7 @@ from lightkube.core.exceptions import ConfigError
 from millpond_common.contract import ports
 from millpond_common.version import __version__
 from millpond_gateway.app.form import find_form
+from millpond_gateway.app.memory import find_allocator
 from millpond_gateway.app.options import Options
 from millpond_gateway.app.peer_keys import PeerKeyError, read_keys
 from millpond_gateway.app.plan import WorkerPlan, take_plan
@@ -160,7 +161,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _add_process(parser: argparse.ArgumentParser) -> None:
     add, defaults = parser.add_argument, Options()
-    add("--version", action="version", version=f"%(prog)s {__version__} ({find_form()})")
+    add("--version", action="version", version=f"%(prog)s {__version__} ({find_form()}, {find_allocator()})")
     add("--host", default=defaults.host, help="address to listen on")
     add("--port", type=parse_port, default=ports.GATEWAY_HTTP, help="OpenAI surface; 0 picks a free port")
     add(
@@ -196,7 +197,7 @@ def _add_static(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=URL[,URL...]",
-        help="serve these engines instead of asking Kubernetes; may be repeated",
+        help="serve these engines instead of asking Kubernetes; a path in a URL goes in front of the engine's own; may be repeated",
     )
     add(
         "--weights",

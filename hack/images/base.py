@@ -1,5 +1,5 @@
-"""Base images from Debian's own packages: a Python runtime and, above it, a C++ compiler
-and Python's headers.
+"""Base images from Debian's own packages: a Python runtime and, above it, a C++ compiler,
+Python's headers and what images copy of Debian's libraries.
 
 They stand in for the Dockerfiles' default bases where no registry can be reached; both are
 ordinary values of the build arguments BASE_IMAGE and BUILD_IMAGE.
@@ -16,10 +16,10 @@ from images.run import Step, run
 
 SUITE = "bookworm"
 RUNTIME_PACKAGES = ("ca-certificates", "python3", "python3-venv", "tzdata")
-BUILD_PACKAGES = ("g++", "libpython3-dev")
+BUILD_PACKAGES = ("g++", "libpython3-dev", "libjemalloc2")
 RECIPE = "3"
 """Raise when the recipe below changes: images are reused by this number."""
-BUILD_RECIPE = "4"
+BUILD_RECIPE = "5"
 """The same for what the second image adds."""
 
 RUNTIME_IMAGE = f"localhost/millpond/base-python:{SUITE}-{RECIPE}"

@@ -23,6 +23,18 @@ def test_apply_makes_a_fleet_that_answers_paris(fleet: Fleet, gateway_url: Calla
         c["observedGeneration"] == pool["metadata"]["generation"] for c in pool["status"]["conditions"]
     )
 
+    version = site.run_kubectl(
+        "exec",
+        "deploy/millpond-gateway",
+        "--",
+        "python",
+        "-m",
+        "millpond_gateway",
+        "--version",
+        what="asking for the form",
+    )
+    assert version.strip().endswith("(compiled, jemalloc)")
+
     client = OpenAI(base_url=gateway_url() + "/v1", api_key="none", timeout=120)
     assert [model.id for model in client.models.list()] == ["smollm2"]
     chunks = list(

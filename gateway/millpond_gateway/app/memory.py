@@ -1,10 +1,16 @@
-"""Give memory back after a burst: many streams leave a heap that nothing else would return to the system."""
+"""Give memory back after a burst: many streams leave a heap that nothing else would return to the system.
+
+Python's own allocator returns whole MiB only, and one small object that lives on keeps its own. Images therefore run on
+jemalloc, which returns single pages; what runs without it has the C library's `malloc_trim` at least.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
 import gc
+import os
+from collections.abc import Callable
 from typing import Final
 
 _MIN_PEAK: Final = 256
@@ -14,6 +20,9 @@ _QUIET_SECONDS: Final = 5.0
 _FREE_LIST: Final = 256
 """Objects that the event loop keeps of each kind: 250 in uvloop, 255 in asyncio."""
 _TIMER_SECONDS: Final = 0.001
+_FLUSH_THREAD: Final = b"thread.tcache.flush"
+_PURGE_ALL: Final = b"arena.4096.purge"
+"""jemalloc: unused pages of all arenas (MALLCTL_ARENAS_ALL) go back now, not after their decay."""
 
 
 class Trimmer:
@@ -22,7 +31,7 @@ class Trimmer:
     def __init__(self) -> None:
         self._peak = 0
         self._quiet_since: float | None = None
-        self._trim = _find_malloc_trim()
+        self._return_free = find_return_free()
 
     def look(self, num_requests: int, now: float) -> bool:
         """Follow the number of open requests; True when now is the time to give memory back."""
@@ -41,12 +50,11 @@ class Trimmer:
         """Free what only caches hold, then return free memory to the system."""
         await renew_free_lists()
         gc.collect()
-        if self._trim is not None:
-            self._trim(0)
+        self._return_free()
 
 
 async def renew_free_lists() -> None:
-    """Have the event loop keep objects made now instead of a burst's, each of which keeps a megabyte from being returned.
+    """Have the event loop keep objects made now instead of a burst's, each of which keeps its page from being returned.
 
     A free list gives out all it holds before a new object is made, and takes back what is freed until it is full. So
     the second half made here is new, and lies where much is in use; freed first, it leaves no room for the first half.
@@ -64,13 +72,35 @@ async def renew_free_lists() -> None:
         objects.clear()
 
 
+def find_allocator() -> str:
+    """Where Python's objects lie: pymalloc is its own allocator, malloc the C library's."""
+    if os.environ.get("PYTHONMALLOC") != "malloc":
+        return "pymalloc"
+    return "malloc" if _find_function("mallctl") is None else "jemalloc"
+
+
+def find_return_free() -> Callable[[], None]:
+    """What returns free pages to the system, by the allocator that the process was started with."""
+    control, trim = _find_function("mallctl"), _find_function("malloc_trim")
+    if control is not None:
+        return lambda: _purge(control)
+    return _do_nothing if trim is None else lambda: trim(0)
+
+
+def _purge(control: Callable[..., int]) -> None:
+    nothing = (None, None, None, ctypes.c_size_t(0))
+    for command in (_FLUSH_THREAD, _PURGE_ALL):
+        control(command, *nothing)
+
+
 def _do_nothing() -> None:
     pass
 
 
-def _find_malloc_trim() -> ctypes._NamedFuncPointer | None:
-    """The C library's function, where there is one."""
+def _find_function(name: str) -> Callable[..., int] | None:
+    """A function of the process's libraries, where there is one."""
     try:
-        return ctypes.CDLL(None).malloc_trim
+        found: Callable[..., int] = getattr(ctypes.CDLL(None), name)
     except (OSError, AttributeError):
         return None
+    return found

@@ -21,7 +21,7 @@ from millpond_gateway.app.admin import AdminActions, AdminAnswer, AdminServer
 from millpond_gateway.app.events import EventReaders
 from millpond_gateway.app.fleet import Fleet
 from millpond_gateway.app.form import find_form
-from millpond_gateway.app.memory import Trimmer
+from millpond_gateway.app.memory import Trimmer, find_allocator
 from millpond_gateway.app.metrics import Metrics
 from millpond_gateway.app.observer import RequestObserver
 from millpond_gateway.app.options import Options
@@ -156,6 +156,7 @@ class GatewayProcess:
         _log.info(
             "serving",
             form=find_form(),
+            allocator=find_allocator(),
             host=options.host,
             port=self.port,
             admin_port=self.admin_port,

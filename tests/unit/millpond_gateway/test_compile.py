@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from millpond_gateway.app.form import COMPILED, INTERPRETED, find_form
+from millpond_gateway.app.memory import find_allocator
 from millpond_gateway.cli import main
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -61,4 +62,4 @@ def test_the_command_line_tells_the_form(capsys: pytest.CaptureFixture[str]) -> 
         main(["--version"])
     assert left.value.code == 0
     assert find_form() == FORM
-    assert capsys.readouterr().out.endswith(f"({FORM})\n")
+    assert capsys.readouterr().out.endswith(f"({FORM}, {find_allocator()})\n")

@@ -1,6 +1,14 @@
 from __future__ import annotations
 
-from millpond_gateway.app.memory import Trimmer
+import re
+from pathlib import Path
+
+import pytest
+from benchmarks.gateway_cost import ALLOCATOR
+
+from millpond_gateway.app.memory import Trimmer, find_allocator, find_return_free
+
+DOCKERFILE = Path(__file__).resolve().parents[4] / "gateway" / "Dockerfile"
 
 
 def test_memory_is_given_back_once_after_a_burst_has_stayed_over() -> None:
@@ -12,3 +20,17 @@ def test_memory_is_given_back_once_after_a_burst_has_stayed_over() -> None:
 def test_small_loads_are_left_alone() -> None:
     trimmer = Trimmer()
     assert not any(trimmer.look(count, now) for count, now in [(200, 0.0), (0, 1.0), (0, 100.0)])
+
+
+def test_free_memory_can_be_returned_whatever_the_allocator() -> None:
+    find_return_free()()
+
+
+def test_a_checkout_runs_on_python_s_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONMALLOC", raising=False)
+    assert find_allocator() == "pymalloc"
+
+
+def test_the_benchmarks_start_the_gateway_with_the_image_s_allocator() -> None:
+    settings = re.findall(r"\b((?:PYTHONMALLOC|MALLOC_CONF)=\S+)", DOCKERFILE.read_text(encoding="utf-8"))
+    assert tuple(settings) == ALLOCATOR
