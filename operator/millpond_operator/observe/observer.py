@@ -136,7 +136,7 @@ class Observer:
             announced=self._progress.get_facts(pods),
             sibling_models=() if settled else self._list_sibling_models(pool),
             name_keeper=find_name_keeper(
-                pool, [s.body for s in self._store.list_in_namespace(POOL, namespace)]
+                pool, [s.body for s in self._store.list_pools_of_model(namespace, pool.model_name)]
             ),
             missing_keys=await self._references.list_missing(SECRET, namespace, keys),
             forbidden_keys=await self._references.list_forbidden(SECRET, namespace, keys),
@@ -317,25 +317,19 @@ def _read_workload(stored: Stored) -> Workload:
 
 
 def find_name_keeper(pool: InferencePool, bodies: Iterable[Mapping[str, Any]]) -> str:
-    """The older pool of the namespace with the same model name, in the order in which gateways choose between them."""
+    """The oldest of the pools with one model name if it is another one, in the order in which gateways choose.
+
+    `bodies`: all pools of the namespace with the model name of `pool`, itself included.
+    """
     if not pool.spec.gateway.enabled or pool.is_deleting:
         return ""
-    sharing = [
-        body["metadata"]
-        for body in bodies
-        if _find_model_name(body) == pool.model_name and _wants_gateway(body)
-    ]
+    sharing = [body["metadata"] for body in bodies if _wants_gateway(body)]
     keeper = min(sharing, key=_rank_owner, default=None)
     return "" if keeper is None or keeper["name"] == pool.metadata.name else str(keeper["name"])
 
 
 def _wants_gateway(body: Mapping[str, Any]) -> bool:
     return bool(((body.get("spec") or {}).get("gateway") or {}).get("enabled", True))
-
-
-def _find_model_name(body: Mapping[str, Any]) -> str:
-    model = (body.get("spec") or {}).get("model") or {}
-    return str(model.get("name") or body["metadata"]["name"])
 
 
 def _rank_owner(metadata: Mapping[str, Any]) -> tuple[bool, str, str]:

@@ -39,7 +39,7 @@ class Stored:
 
 
 class Store:
-    """Objects by kind, namespace and name, with an index by the pool they belong to and one by namespace."""
+    """Objects by kind, namespace and name, with indices by the pool they belong to, by namespace and, of pools, by model."""
 
     def __init__(self) -> None:
         self._objects: dict[str, dict[Key, Stored]] = defaultdict(dict)
@@ -47,6 +47,7 @@ class Store:
         self._read: dict[tuple[str, Key], object] = {}
         self._changes: dict[str, int] = defaultdict(int)
         self._by_pool: dict[str, dict[Key, set[str]]] = defaultdict(lambda: defaultdict(set))
+        self._by_model: dict[Key, set[str]] = defaultdict(set)
         self._removed: dict[str, dict[Key, int]] = defaultdict(dict)
         self._synced: set[str] = set()
 
@@ -108,6 +109,11 @@ class Store:
         names = self._by_namespace[kind.plural].get(namespace, set())
         return [self._objects[kind.plural][(namespace, name)] for name in sorted(names)]
 
+    def list_pools_of_model(self, namespace: str, model_name: str) -> list[Stored]:
+        """Pools of a namespace that serve a model under this name, by name."""
+        names = self._by_model.get((namespace, model_name), set())
+        return [self._objects[POOL.plural][(namespace, name)] for name in sorted(names)]
+
     def read(self, kind: Kind, namespace: str, name: str, parse: Callable[[Stored], T]) -> T | None:
         """One object as `parse` reads it, parsed once per copy; None when it is gone. One kind is read by one parser.
 
@@ -144,6 +150,8 @@ class Store:
     def _index(self, kind: Kind, obj: Obj) -> None:
         namespace, name = _key(obj)
         self._by_namespace[kind.plural][namespace].add(name)
+        if kind == POOL:
+            self._by_model[(namespace, find_model_name(obj))].add(name)
         pool = find_owner_pool(obj)
         if pool is not None:
             self._by_pool[kind.plural][(namespace, pool)].add(name)
@@ -151,6 +159,8 @@ class Store:
     def _unindex(self, kind: Kind, obj: Obj) -> None:
         namespace, name = _key(obj)
         _discard(self._by_namespace[kind.plural], namespace, name)
+        if kind == POOL:
+            _discard(self._by_model, (namespace, find_model_name(obj)), name)
         pool = find_owner_pool(obj)
         if pool is not None:
             _discard(self._by_pool[kind.plural], (namespace, pool), name)
@@ -164,6 +174,12 @@ def find_owner_pool(obj: Obj) -> str | None:
     if own.get(labels.COMPONENT) == labels.GATEWAY_COMPONENT and own.get(labels.PART_OF) == "millpond":
         return GATEWAY_OWNER
     return None
+
+
+def find_model_name(pool: Obj) -> str:
+    """The name under which a pool's model is served: its own where it gives none."""
+    model = (pool.get("spec") or {}).get("model") or {}
+    return str(model.get("name") or pool["metadata"]["name"])
 
 
 def find_replicas_manager(obj: Obj, *, subresource: str | None = None) -> str:

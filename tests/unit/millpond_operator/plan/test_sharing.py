@@ -16,12 +16,15 @@ from tests.support.operator_builders import (
 )
 
 from millpond_common.contract.reasons import ConditionReason
+from millpond_operator.desired.kinds import POOL
 from millpond_operator.observe.observer import find_name_keeper
+from millpond_operator.observe.store import Store
 from millpond_operator.plan.planner import plan
 
 
 def make_body(name: str, *, created: str = "2026-01-01T00:00:00Z", **rest: Any) -> dict[str, Any]:
-    metadata = {"name": name, "creationTimestamp": created, **rest.pop("metadata", {})}
+    metadata = {"name": name, "namespace": "team-a", "uid": name, "resourceVersion": "1"}
+    metadata |= {"creationTimestamp": created, **rest.pop("metadata", {})}
     return {"metadata": metadata, "spec": rest}
 
 
@@ -48,8 +51,23 @@ OLDER = make_body("first", model={"name": "smol"})
     ids=["older", "younger", "other name", "own name", "no gateway", "leaving", "same second"],
 )
 def test_the_oldest_pool_keeps_a_model_s_name(other: dict[str, Any], keeper: str) -> None:
-    assert find_name_keeper(make_pool(replicas=1), [OWN, other]) == keeper
-    assert find_name_keeper(make_pool(replicas=1, gateway={"enabled": False}), [OWN, other]) == ""
+    store = Store()
+    store.replace(POOL, [OWN, other], version=1)
+    sharing = [stored.body for stored in store.list_pools_of_model("team-a", "smol")]
+    assert find_name_keeper(make_pool(replicas=1), sharing) == keeper
+    assert find_name_keeper(make_pool(replicas=1, gateway={"enabled": False}), sharing) == ""
+
+
+def test_pools_are_found_by_the_model_name_they_have_now() -> None:
+    store = Store()
+    store.put(POOL, OLDER)
+    renamed = make_body("first", model={"name": "other"}, metadata={"resourceVersion": "2"})
+    store.put(POOL, renamed)
+    assert store.list_pools_of_model("team-a", "smol") == []
+    assert [stored.body for stored in store.list_pools_of_model("team-a", "other")] == [renamed]
+    assert store.list_pools_of_model("team-b", "other") == []
+    store.remove(POOL, renamed)
+    assert store.list_pools_of_model("team-a", "other") == []
 
 
 def test_a_pool_whose_name_another_keeps_is_not_ready_and_says_what_to_write() -> None:
