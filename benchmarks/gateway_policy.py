@@ -2,7 +2,8 @@
 
 An open-loop model of the decision rules: it ranks rules and proves nothing about products or about a real
 engine. By default the traces are generated; --trace reads files in the public Mooncake form. The foreign rules
-are simplified re-implementations. Prints tables; --json writes the published numbers, --raw every run.
+are simplified re-implementations. --replicas, --slow and --restart try other fleets; generated sessions come as
+often for each replica in all of them. Prints tables; --json writes the published numbers, --raw every run.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from millpond_gateway.routing.settings import RoutingSettings
 from millpond_gateway.routing.splitmix import SplitMix
 from millpond_simulator.engine import EngineModel
 from millpond_simulator.fleet import Fleet, FleetSettings, Sharing, make_request_view
-from millpond_simulator.generate import WORKLOADS, generate_trace
+from millpond_simulator.generate import WORKLOADS, Workload, generate_trace
 from millpond_simulator.results import Results, compute_results, find_regressions
 from millpond_simulator.rules import Rule
 from millpond_simulator.trace import BLOCK_TOKENS, TraceRequest, compute_oracle_hit_rate, read_trace, speed_up
 
 GATEWAYS = (1, 4, 16)
+_REPLICAS = 8
+"""The fleet that the workloads' rates are made for."""
 _MAX_OF_ONE = 1.1
 _MAX_BLOCK_BYTES = 40
 
@@ -49,9 +52,17 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 def main() -> None:
     """Replay, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=10, help="seeds 1 to this")
+    parser.add_argument("--workload", choices=WORKLOADS, action="append", help="only these generated traces")
+    parser.add_argument(
+        "--gateways", type=int, choices=GATEWAYS, default=GATEWAYS[-1], help="most gateways tried"
+    )
     parser.add_argument("--requests", type=int, default=4000, help="length of each generated trace")
-    parser.add_argument("--replicas", type=int, default=8)
+    parser.add_argument("--replicas", type=int, default=_REPLICAS)
+    parser.add_argument("--slow", type=int, default=0, help="so many of the replicas are half as fast")
+    parser.add_argument(
+        "--restart", type=float, help="second at which a replica begins anew with an empty cache"
+    )
     parser.add_argument(
         "--blocks", type=int, default=1000, help="prefix cache of a replica, in blocks of 512 tokens"
     )
@@ -60,11 +71,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the published numbers to this file")
     parser.add_argument("--raw", type=Path, help="write every run to this file")
     arguments = parser.parse_args()
-    engines = (EngineModel(num_blocks=arguments.blocks),) * arguments.replicas
+    fleet = FleetSettings(engines=make_engines(arguments), restart_at=arguments.restart)
     runs: list[Run] = []
     for name, seed, trace in load_traces(arguments):
-        runs += compare_rules(name, seed, trace, engines)
-        runs += compare_gateways(name, seed, trace, engines)
+        runs += compare_rules(name, seed, trace, fleet)
+        runs += compare_gateways(name, seed, trace, fleet, most=arguments.gateways)
     print_rules(runs)
     print_gateways(runs)
     cost = measure_decision()
@@ -79,6 +90,13 @@ def main() -> None:
         arguments.raw.write_text(json.dumps([msgspec.to_builtins(run) for run in runs], indent=1) + "\n")
     if regressions:
         raise SystemExit(1)
+
+
+def make_engines(arguments: argparse.Namespace) -> tuple[EngineModel, ...]:
+    """Engines of the fleet; the slow ones come last."""
+    fast = EngineModel(num_blocks=arguments.blocks)
+    slow = msgspec.structs.replace(fast, tokens_per_second=fast.tokens_per_second / 2)
+    return (fast,) * (arguments.replicas - arguments.slow) + (slow,) * arguments.slow
 
 
 def find_gate_failures(runs: Sequence[Run]) -> Iterator[str]:
@@ -105,13 +123,10 @@ def make_figures(runs: Sequence[Run], cost: dict[str, float]) -> list[Figure]:
             peer = _mean_ttft([run for run in runs if _is(run, trace, rule, 1)])
             found.append(_compare(f"{trace}: mean TTFT against {rule.value}", ttft, peer, 1.0))
         for num_gateways in GATEWAYS[1:]:
-            shared = [
-                run
-                for run in runs
-                if _is(run, trace, Rule.AUTO, num_gateways) and run.sharing is Sharing.SHARED
-            ]
-            name = f"{trace}: mean TTFT of {num_gateways} gateways against one"
-            found.append(_compare(name, _mean_ttft(shared), ttft, _MAX_OF_ONE))
+            shared = _find_shared(runs, trace, num_gateways)
+            if shared:
+                name = f"{trace}: mean TTFT of {num_gateways} gateways against one"
+                found.append(_compare(name, _mean_ttft(shared), ttft, _MAX_OF_ONE))
     found.append(Figure("one choice over 16 replicas, 1,000 blocks", cost["choose_microseconds"], "µs"))
     size = cost["index_bytes_per_block"]
     found.append(
@@ -136,25 +151,34 @@ def load_traces(arguments: argparse.Namespace) -> Iterator[tuple[str, int, list[
             for path in arguments.trace:
                 yield path.stem, seed, speed_up(read_trace(path), arguments.speed)
         else:
-            for name, workload in WORKLOADS.items():
-                workload = msgspec.structs.replace(workload, num_requests=arguments.requests)
+            for name in arguments.workload or WORKLOADS:
+                workload = scale_workload(WORKLOADS[name], arguments)
                 yield name, seed, speed_up(generate_trace(workload, seed=seed), arguments.speed)
 
 
-def compare_rules(
-    name: str, seed: int, trace: Sequence[TraceRequest], engines: tuple[EngineModel, ...]
-) -> list[Run]:
+def scale_workload(workload: Workload, arguments: argparse.Namespace) -> Workload:
+    """As many sessions and requests for each replica as the workload has on a fleet of the usual size."""
+    share = arguments.replicas / _REPLICAS
+    return msgspec.structs.replace(
+        workload,
+        num_requests=round(arguments.requests * share),
+        sessions_per_second=workload.sessions_per_second * share,
+    )
+
+
+def compare_rules(name: str, seed: int, trace: Sequence[TraceRequest], fleet: FleetSettings) -> list[Run]:
     """Every rule behind one gateway."""
-    return [replay(name, seed, trace, FleetSettings(engines=engines, rule=rule)) for rule in Rule]
+    return [replay(name, seed, trace, msgspec.structs.replace(fleet, rule=rule)) for rule in Rule]
 
 
 def compare_gateways(
-    name: str, seed: int, trace: Sequence[TraceRequest], engines: tuple[EngineModel, ...]
+    name: str, seed: int, trace: Sequence[TraceRequest], fleet: FleetSettings, *, most: int
 ) -> list[Run]:
     """Policy Auto behind several gateways, with and without shared decisions."""
     return [
-        replay(name, seed, trace, FleetSettings(engines=engines, num_gateways=num_gateways, sharing=sharing))
+        replay(name, seed, trace, msgspec.structs.replace(fleet, num_gateways=num_gateways, sharing=sharing))
         for num_gateways in GATEWAYS[1:]
+        if num_gateways <= most
         for sharing in Sharing
     ]
 
@@ -196,6 +220,22 @@ def print_gateways(runs: Sequence[Run]) -> None:
                     run for run in runs if _is(run, trace, Rule.AUTO, num_gateways) and run.sharing is sharing
                 ]
                 print_row(f"{num_gateways:2} {sharing.value}", same)
+            print_ratios(runs, trace, num_gateways)
+
+
+def print_ratios(runs: Sequence[Run], trace: str, num_gateways: int) -> None:
+    """Times of several gateways over those of one, seed by seed: a trace near its capacity doubles them by chance."""
+    shared = _find_shared(runs, trace, num_gateways)
+    if num_gateways == 1 or not shared:
+        return
+    one = {run.seed: run.results for run in runs if _is(run, trace, Rule.AUTO, 1)}
+    for name, pick in (("mean", _pick_mean), ("p99", _pick_p99)):
+        ratios = sorted(pick(run.results) / pick(one[run.seed]) for run in shared)
+        of_means = _mean([pick(run.results) for run in shared]) / _mean([pick(of) for of in one.values()])
+        print(
+            f"{trace:12} {num_gateways:2} to one: {name} {of_means:.3f}, median of the seeds"
+            f" {statistics.median(ratios):.3f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        )
 
 
 def print_row(label: str, runs: Sequence[Run]) -> None:
@@ -246,6 +286,19 @@ def measure_decision(num_requests: int = 2000) -> dict[str, float]:
         "reserve_microseconds": reserving / num_requests * 1e6,
         "index_bytes_per_block": routed.num_bytes / max(routed.num_distinct_blocks, 1),
     }
+
+
+def _find_shared(runs: Sequence[Run], trace: str, num_gateways: int) -> list[Run]:
+    found = [run for run in runs if _is(run, trace, Rule.AUTO, num_gateways)]
+    return [run for run in found if run.sharing is Sharing.SHARED]
+
+
+def _pick_mean(results: Results) -> float:
+    return results.ttft_mean
+
+
+def _pick_p99(results: Results) -> float:
+    return results.ttft_p99
 
 
 def _is(run: Run, trace: str, rule: Rule, num_gateways: int) -> bool:

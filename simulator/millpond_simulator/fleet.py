@@ -37,7 +37,9 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     routing: RoutingSettings = RoutingSettings()
     sharing: Sharing = Sharing.SHARED
     network_seconds: float = 0.020
-    """One way between gateways; batching adds up to 10 ms."""
+    """One way between gateways; batching adds 10 ms."""
+    restart_at: float | None = None
+    """When the first replica begins anew with an empty cache."""
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
@@ -157,6 +159,7 @@ class Fleet:
                 uid=f"replica-{number}",
                 pod=f"replica-{number}",
                 address="",
+                epoch="0",
                 ready=True,
                 block_tokens=model.block_tokens,
                 num_blocks=model.num_blocks,
@@ -170,6 +173,12 @@ class Fleet:
         self.gateways = [Gateway(self, number, seed) for number in range(settings.num_gateways)]
         self._by_origin = {gateway.shared.origin: gateway for gateway in self.gateways}
 
+    def restart(self, uid: str) -> None:
+        """Let an engine begin anew with an empty cache; its open requests are lost, and every gateway hears of it."""
+        self.engines[uid].restart()
+        for gateway in self.gateways:
+            gateway.router.note_epoch(uid, f"{self.clock.now:g}")
+
     def send(self, outgoing: Outgoing) -> None:
         """Deliver a message after the network's delay."""
         receiver = self._by_origin[outgoing.origin]
@@ -180,6 +189,8 @@ class Fleet:
         for number, request in enumerate(requests):
             gateway = self.gateways[number % len(self.gateways)]
             self.clock.at(request.timestamp / 1000.0, self._make_arrival(gateway, number, request))
+        if self.settings.restart_at is not None:
+            self.clock.at(self.settings.restart_at, lambda: self.restart(self.endpoints[0].uid))
         end = requests[-1].timestamp / 1000.0 if requests else 0.0
         for second in range(1, int(end) + 2):
             self.clock.at(second * _HEARTBEAT_SECONDS, self._heartbeat)

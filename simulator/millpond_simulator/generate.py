@@ -35,6 +35,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     spread: float = 0.9
     """Sigma of the logarithm of user and output lengths."""
     max_input_tokens: int = 120_000
+    """No prompt is longer; the session whose turn reaches it ends there."""
 
 
 CHAT = Workload(
@@ -113,7 +114,8 @@ class _Generator:
         return _Session(number, prompt, self.prompt_lengths[prompt])
 
     def take_turn(self, session: _Session, seconds: float) -> TraceRequest:
-        session.tokens += self.draw_length(self.workload.user_tokens)
+        said = session.tokens + self.draw_length(self.workload.user_tokens)
+        session.tokens = min(said, self.workload.max_input_tokens)
         output = self.draw_length(self.workload.output_tokens)
         request = TraceRequest(round(seconds * 1000), session.tokens, output, self._hash_ids(session))
         session.tokens += output

@@ -22,7 +22,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     ttft_p99: float
     share_within_2s: float
     output_tokens_per_second: float
-    """Over the time from the first arrival to the last end."""
+    """While requests arrive: of an answer that is not over by then the part that has come."""
 
 
 def compute_results(outcomes: Sequence[Outcome]) -> Results:
@@ -35,7 +35,6 @@ def compute_results(outcomes: Sequence[Outcome]) -> Results:
         raise ValueError("no request ended: the trace is empty or every replica failed")
     times = sorted(outcome.ttft_seconds for outcome in outcomes)
     cached = sum(outcome.cached_tokens for outcome in outcomes)
-    span = max(o.ended_at for o in outcomes) - min(o.arrived_at for o in outcomes)
     errors = sum(abs(outcome.predicted_tokens - outcome.cached_tokens) for outcome in outcomes)
     return Results(
         num_requests=len(outcomes),
@@ -45,8 +44,24 @@ def compute_results(outcomes: Sequence[Outcome]) -> Results:
         ttft_p50=pick_percentile(times, 50),
         ttft_p99=pick_percentile(times, 99),
         share_within_2s=sum(time <= 2.0 for time in times) / len(times),
-        output_tokens_per_second=sum(outcome.output_tokens for outcome in outcomes) / max(span, 1e-9),
+        output_tokens_per_second=compute_throughput(outcomes),
     )
+
+
+def compute_throughput(outcomes: Sequence[Outcome]) -> float:
+    """Output tokens per second from the first arrival to the last.
+
+    Up to the last end it would say how slowly one long answer came that began late, and little of the rest.
+    """
+    first, last = min(o.arrived_at for o in outcomes), max(o.arrived_at for o in outcomes)
+    if last <= first:
+        last = max(outcome.ended_at for outcome in outcomes)
+    produced = 0.0
+    for outcome in outcomes:
+        began_at = outcome.arrived_at + outcome.ttft_seconds
+        share = (last - began_at) / max(outcome.ended_at - began_at, 1e-9)
+        produced += outcome.output_tokens * min(max(share, 0.0), 1.0)
+    return produced / max(last - first, 1e-9)
 
 
 def pick_percentile(ordered: Sequence[float], percent: int) -> float:

@@ -7,8 +7,9 @@ import pytest
 
 from millpond_simulator.clock import Clock
 from millpond_simulator.engine import EngineModel, FakeEngine, Job
+from millpond_simulator.fleet import Outcome
 from millpond_simulator.generate import AGENT, CHAT, WORKLOADS, generate_trace
-from millpond_simulator.results import pick_percentile
+from millpond_simulator.results import compute_throughput, pick_percentile
 from millpond_simulator.trace import (
     BLOCK_TOKENS,
     TraceError,
@@ -62,6 +63,15 @@ def test_generated_traces_have_the_forms_invariants(name: str) -> None:
         for hash_id in request.hash_ids:
             assert parents.setdefault(hash_id, before) == before  # an id names one prefix
             before = hash_id
+
+
+@pytest.mark.parametrize("name", list(WORKLOADS))
+def test_no_generated_prompt_is_longer_than_the_workload_allows(name: str) -> None:
+    most = 20_000
+    workload = msgspec.structs.replace(WORKLOADS[name], num_requests=400, max_input_tokens=most)
+    lengths = [request.input_length for request in generate_trace(workload, seed=2)]
+    assert max(lengths) == most  # one turn alone would be longer
+    assert lengths.count(most) < len(lengths) / 3
 
 
 def test_agents_share_more_than_chats() -> None:
@@ -130,6 +140,18 @@ def test_the_cache_drops_the_oldest_tail_first() -> None:
         clock.run()
     assert job.cached_tokens == 200  # block 3 went when 8 came
     assert engine.num_cached_blocks == 4
+
+
+def make_outcome(arrived_at: float, ended_at: float, output_tokens: int) -> Outcome:
+    return Outcome(arrived_at, 1.0, ended_at, 100, 0, 0, output_tokens, "u0")
+
+
+def test_throughput_counts_what_came_while_requests_arrived() -> None:
+    early, late = make_outcome(0.0, 5.0, 400), make_outcome(10.0, 12.0, 50)
+    assert compute_throughput([early, late]) == pytest.approx(40.0)
+    half_done = make_outcome(4.0, 15.0, 1000)  # the first token at 5, so half of it until 10
+    assert compute_throughput([early, half_done, late]) == pytest.approx(90.0)
+    assert compute_throughput([half_done]) == pytest.approx(1000 * 1.0 / 11.0)
 
 
 def test_percentiles_are_nearest_ranks() -> None:
