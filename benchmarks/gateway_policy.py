@@ -96,7 +96,9 @@ def make_engines(arguments: argparse.Namespace) -> tuple[EngineModel, ...]:
     """Engines of the fleet; the slow ones come last."""
     fast = EngineModel(num_blocks=arguments.blocks)
     slow = msgspec.structs.replace(fast, tokens_per_second=fast.tokens_per_second / 2)
-    return (fast,) * (arguments.replicas - arguments.slow) + (slow,) * arguments.slow
+    num_slow: int = min(arguments.slow, arguments.replicas)
+    num_fast: int = arguments.replicas - num_slow
+    return (fast,) * num_fast + (slow,) * num_slow
 
 
 def find_gate_failures(runs: Sequence[Run]) -> Iterator[str]:
