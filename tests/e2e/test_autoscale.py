@@ -32,6 +32,7 @@ def knows(url: str, model: str) -> bool:
     return model in {card["id"] for card in listed}
 
 
+@pytest.mark.slow  # tests/cluster/operator/test_scaling.py and tests/gateway/test_holding.py show its halves
 def test_as_019_load_wakes_grows_and_shrinks_a_pool_and_no_stream_is_lost(
     fleet: Fleet, gateway_url: Callable[[], str]
 ) -> None:

@@ -41,6 +41,7 @@ def get_condition(fleet: Fleet, pool: str, kind: str) -> dict[str, str]:
     return dict(find_condition(fleet.site.fetch_pool(pool), kind))
 
 
+@pytest.mark.slow  # tests/unit/millpond_engine/fetch/test_fetch.py shows the fetch step's part
 def test_op_094_a_server_that_goes_silent_at_40_percent_is_left_and_the_rest_resumed(
     fleet: Fleet, files: SlowFiles
 ) -> None:
@@ -99,6 +100,7 @@ def test_op_095_two_replicas_of_a_node_fetch_once_into_its_cache(fleet: Fleet, f
     assert files.ranges == [""]
 
 
+@pytest.mark.slow
 def test_op_096_what_lies_in_a_claim_is_served_from_there(
     fleet: Fleet, files: SlowFiles, request: pytest.FixtureRequest
 ) -> None:

@@ -104,6 +104,8 @@ def make_controller_manager_flags(layout: Layout, network: Network, ports: Ports
         # The default of 20 calls a second for each controller would be what a benchmark of a thousand pools measures.
         "kube-api-qps": "200",
         "kube-api-burst": "400",
+        # The default of 15 seconds is what a test would wait for, each time an HPA is to say something.
+        "horizontal-pod-autoscaler-sync-period": "2s",
         "profiling": "false",
     }
 

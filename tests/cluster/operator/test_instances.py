@@ -94,6 +94,7 @@ def test_op_016_an_operator_killed_behind_each_single_write(own_world: World) ->
     assert sorted(s["metadata"]["name"] for s in made) == sorted(f"{name}-engines" for name in limits)
 
 
+@pytest.mark.slow
 def test_op_016_an_operator_killed_behind_each_write_of_a_rollout_and_of_a_deletion(own_world: World) -> None:
     """As above, later in life: each pool rolls and shrinks, then is deleted, and loses its operator on the way."""
     world = own_world

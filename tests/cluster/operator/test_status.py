@@ -11,10 +11,15 @@ from tests.support.kube import wait_for
 from tests.support.kubelet import Behaviour
 from tests.support.operator_world import World, find_condition
 
+from millpond_operator.observe import references
+
 pytestmark = pytest.mark.cluster
 
 
-def test_op_004_a_missing_secret_is_named_and_the_pool_goes_on_by_itself(world: World) -> None:
+def test_op_004_a_missing_secret_is_named_and_the_pool_goes_on_by_itself(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(references, "KEEP_SECONDS", 1.0)
     model = {"source": "hf://owner/repo", "secretRef": {"name": "hf-token"}}
     world.create("secretive", replicas=1, model=model)
     condition = world.wait_reason("secretive", "SecretNotFound")
