@@ -218,3 +218,14 @@ def test_a_restarted_engine_loses_requests_and_the_books_stay_true() -> None:
     outcomes = fleet.replay(trace)
     assert 0 < len(trace) - len(outcomes) < len(trace) / 2
     assert len(fleet.gateways[0].router.load) == 0
+
+
+def test_nothing_is_expected_of_a_replica_that_began_anew() -> None:
+    trace = shorten(AGENT, 800)
+    fleet = Fleet(FleetSettings(engines=ENGINES, num_gateways=4, restart_at=4.0), seed=1)
+    outcomes = sorted(fleet.replay(trace), key=lambda outcome: outcome.arrived_at)
+    later = [o for o in outcomes if o.uid == "replica-0" and o.arrived_at > 4.1]
+    assert later
+    assert later[0].cached_tokens == 0
+    wrong = sum(abs(o.predicted_tokens - o.cached_tokens) for o in later)
+    assert wrong <= 0.05 * sum(o.cached_tokens for o in later)

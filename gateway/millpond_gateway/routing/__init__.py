@@ -13,8 +13,10 @@
     shared      decisions to and from the other gateway processes (wire is their form)
     keys        block keys of prompts, from tokens or from text
 
-Two prices differ from a plain sum of uncached tokens, because a replay of generated traces showed them to matter
+Three things differ from a plain sum of uncached tokens, because replays of generated traces showed them to matter
 (`benchmarks.gateway_policy`). The price of recompute follows the pool's utilization: at low load nobody waits
-behind the recomputed tokens. And a missing prefix that several sessions share is priced at its own time: with the
-full price a hot system prompt stayed on one replica until seconds of queue had built up there.
+behind the recomputed tokens. A missing prefix that several sessions share gets cheaper with every use that another
+copy can expect before its eviction: at the full price a hot system prompt stayed on one replica until seconds of
+queue had built up there, and at half of it rare ones drove everybody's history out of the caches. And a prompt in
+prefill counts for what is left of it: counted whole until its first token, a long one sent others away for nothing.
 """

@@ -2,10 +2,11 @@
 
     cost(r) = U[r]/s[r] + (λ·u + p·v)/s[r] + D(r)  (+ affinity)
 
-U are uncached tokens reserved on r whose first token has not come, s the learned prefill speed, D decode
-pressure: about zero while KV blocks are free, steep near the block limit. The request's own missing tokens fall
+U are uncached tokens reserved on r whose first token has not come, less what r must have computed of them since
+it last gave one, s the learned prefill speed, D decode pressure: about zero while KV blocks are free, steep near the block limit. The request's own missing tokens fall
 into two kinds: v belong to a prefix that several sessions share, u to this request alone. Recomputing u delays
-everybody later, by λ; recomputing v makes a second copy that later requests use, so it costs its time alone.
+everybody later, by λ; recomputing v makes another copy for later requests, so p falls from λ with every use that
+the copy can expect before its eviction.
 λ follows the pool's utilization up to its setting.
 """
 
@@ -29,9 +30,11 @@ def compute_score(
     *,
     prediction: Prediction,
     shared_tokens: int,
+    num_reuses: float,
     tokens_per_second: float,
     price: float,
     away_from_home: bool,
+    now: float,
 ) -> Score:
     """Cost of serving `request` on `endpoint`.
 
@@ -42,15 +45,19 @@ def compute_score(
         settings: the pool's.
         prediction: what the candidate is expected to hold of the prompt.
         shared_tokens: leading prompt tokens that several sessions share.
+        num_reuses: how often those would be used on the candidate before they are evicted there.
         tokens_per_second: learned speed.
         price: λ for this choice; see `compute_price`.
         away_from_home: the session was served elsewhere before.
+        now: seconds on the clock of the load's reservations.
     """
     cached = prediction.cached_tokens
     uncached = compute_uncached_tokens(request, cached)
-    queue_seconds = load.queued_tokens / tokens_per_second
+    queue_seconds = load.remaining_tokens(tokens_per_second, now) / tokens_per_second
     missing_shared = min(shared_tokens - cached, uncached) if shared_tokens > cached else 0
-    own_tokens = price * (uncached - missing_shared) + settings.price_of_sharing * missing_shared
+    own_tokens = price * (uncached - missing_shared)
+    if missing_shared:
+        own_tokens += compute_price_of_sharing(price, num_reuses, settings) * missing_shared
     own_seconds = own_tokens / tokens_per_second
     decode_tokens = compute_decode_pressure(endpoint, load, request, settings, uncached_tokens=uncached)
     decode_seconds = decode_tokens / tokens_per_second
@@ -80,6 +87,15 @@ def compute_price(utilization: float, settings: RoutingSettings) -> float:
     if utilization >= 1.0:
         return settings.price_of_recompute
     return min(1.0 / (1.0 - max(utilization, 0.0)), settings.price_of_recompute)
+
+
+def compute_price_of_sharing(price: float, num_reuses: float, settings: RoutingSettings) -> float:
+    """Price of the missing tokens of a shared prefix: λ when nobody uses the new copy again, less with each use.
+
+    At least `price_of_sharing`.
+    """
+    least = settings.price_of_sharing
+    return least + (price - least) / (1.0 + num_reuses) if price > least else least
 
 
 def compute_uncached_tokens(request: RequestView, cached_tokens: int) -> int:

@@ -21,6 +21,7 @@ from millpond_gateway.routing.settings import RoutingSettings
 from millpond_gateway.routing.stream import EventStream
 
 _AUDIT_DECAY: Final = 0.95
+_LEAST_SECONDS: Final = 0.001
 _NO_ROUTED: Final = RoutedMatch(0, 0)
 
 
@@ -30,13 +31,17 @@ NOTHING: Final = Prediction(0, 0, None)
 class Predictions:
     """What the index expects of one prompt."""
 
-    __slots__ = ("replicas", "shared_tokens")
+    __slots__ = ("replicas", "reuse_seconds", "shared_tokens")
 
-    def __init__(self, replicas: dict[str, Prediction], shared_tokens: int) -> None:
+    def __init__(
+        self, replicas: dict[str, Prediction], shared_tokens: int, reuse_seconds: float = 0.0
+    ) -> None:
         self.replicas = replicas
         """Replicas that are expected to hold nothing are absent."""
         self.shared_tokens = shared_tokens
         """Leading tokens that several sessions share."""
+        self.reuse_seconds = reuse_seconds
+        """From one use of those to the next on each replica, if one more replica held them."""
 
 
 class IndexTotals(NamedTuple):
@@ -146,7 +151,13 @@ class PrefixIndex:
             prediction = self._blend(stream, uid, prompt, routed.get(uid, _NO_ROUTED), now)
             if prediction.cached_tokens or prediction.routed_tokens:
                 found[uid] = prediction
-        return Predictions(found, min(int(matches.num_shared_blocks * per_key), limit))
+        shared_tokens = min(int(matches.num_shared_blocks * per_key), limit)
+        since_last = max(now - matches.shared_routed_at, _LEAST_SECONDS)
+        return Predictions(found, shared_tokens, since_last * (matches.num_shared_copies + 1))
+
+    def expect_reuses(self, predictions: Predictions, uid: str, now: float) -> float:
+        """How often a new copy of the shared prefix would be used on a replica before it is evicted there."""
+        return self.routed.retention_seconds(uid, now) / predictions.reuse_seconds
 
     def note_routed(
         self, endpoint: EndpointView, keys: Sequence[int], now: float, *, tokens_per_key: float

@@ -41,15 +41,27 @@ class _Totals(Load):
 
 
 class _Replica:
-    __slots__ = ("all", "entries", "own")
+    __slots__ = ("all", "entries", "own", "waiting")
 
     def __init__(self) -> None:
         self.all = _Totals()
         self.own = _Totals()
         self.entries: set[tuple[str, int]] = set()
+        self.waiting: dict[tuple[str, int], int] = {}
+        """Uncached tokens of what has no first token yet, the oldest first."""
 
     def totals(self, origin: str) -> tuple[_Totals, ...]:
         return (self.all, self.own) if origin == OWN else (self.all,)
+
+    def begin_wait(self, key: tuple[str, int], reservation: Reservation) -> None:
+        if not self.waiting:
+            self.all.oldest_tokens = reservation.uncached_tokens
+            self.all.progress_at = reservation.reserved_at
+        self.waiting[key] = reservation.uncached_tokens
+
+    def end_wait(self, key: tuple[str, int]) -> None:
+        del self.waiting[key]
+        self.all.oldest_tokens = next(iter(self.waiting.values()), 0)
 
 
 class _Entry:
@@ -79,18 +91,23 @@ class LoadBook:
         replica = self._replicas.get(reservation.uid)
         if replica is None:
             replica = self._replicas[reservation.uid] = _Replica()
-        replica.entries.add((origin, reservation.id))
+        key = (origin, reservation.id)
+        replica.entries.add(key)
+        replica.begin_wait(key, reservation)
         for totals in replica.totals(origin):
             totals.reserve(reservation)
         return True
 
-    def first_token(self, reservation_id: int, origin: str = OWN) -> Reservation | None:
+    def first_token(self, reservation_id: int, origin: str = OWN, *, now: float = 0.0) -> Reservation | None:
         """Free the prefill part; None when it was freed before or the reservation is gone."""
         entry = self._origins.get(origin, {}).get(reservation_id)
         if entry is None or entry.decoding:
             return None
         entry.decoding = True
-        for totals in self._replicas[entry.reservation.uid].totals(origin):
+        replica = self._replicas[entry.reservation.uid]
+        replica.end_wait((origin, reservation_id))
+        replica.all.progress_at = max(replica.all.progress_at, now)
+        for totals in replica.totals(origin):
             totals.first_token(entry.reservation)
         return entry.reservation
 
@@ -104,7 +121,10 @@ class LoadBook:
             del self._origins[origin]
         reservation = entry.reservation
         replica = self._replicas[reservation.uid]
-        replica.entries.discard((origin, reservation_id))
+        key = (origin, reservation_id)
+        replica.entries.discard(key)
+        if not entry.decoding:
+            replica.end_wait(key)
         for totals in replica.totals(origin):
             totals.release(reservation, decoding=entry.decoding)
         if not replica.entries:

@@ -10,6 +10,7 @@ the old end always trims a tail, so what a replica holds stays a set of complete
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -19,6 +20,8 @@ NODE_BYTES: Final = 320
 """Node, its array header and its entry in the parent's children, measured with CPython 3.11."""
 HOLD_BYTES: Final = 200
 """Hold and its entry in the node, measured likewise."""
+_FULL: Final = 0.9
+"""Share of its blocks from which on a replica counts as full: an eviction frees a prompt's worth at once."""
 
 
 class RoutedMatch:
@@ -35,13 +38,24 @@ class RoutedMatch:
 class RoutedMatches:
     """What the index knows of one prompt."""
 
-    __slots__ = ("num_shared_blocks", "replicas")
+    __slots__ = ("num_shared_blocks", "num_shared_copies", "replicas", "shared_routed_at")
 
     def __init__(self, replicas: dict[str, RoutedMatch], num_shared_blocks: int) -> None:
         self.replicas = replicas
         """Replicas without any leading block are absent."""
         self.num_shared_blocks = num_shared_blocks
         """Leading blocks after which routed prompts went different ways: a system prompt, not one session's history."""
+        self.num_shared_copies = 0
+        """Replicas that hold all of those blocks."""
+        self.shared_routed_at = 0.0
+        """When one of them last got a prompt that begins with those blocks."""
+
+    def note_copies(self, node: _Node, depth: int) -> None:
+        """Fill in who holds the shared blocks: they end `depth` blocks into `node`."""
+        for hold in node.holds.values():
+            if hold.depth >= depth:
+                self.num_shared_copies += 1
+                self.shared_routed_at = max(self.shared_routed_at, hold.routed_at)
 
 
 class _Node:
@@ -125,33 +139,36 @@ class RoutedIndex:
         node = self._root
         position = 0
         num_shared = 0
+        shared_node, shared_depth = node, 0
         num_keys = len(keys)
         while position < num_keys:
             child = node.children.get(keys[position])
-            if child is None:
-                num_shared = position if node.children else num_shared
-                break
-            if len(node.children) > 1:
+            num_others = len(node.children) - (child is not None)
+            if num_others:
                 num_shared = position
+                shared_node, shared_depth = node, len(node.keys)
+            if child is None:
+                break
             length = _common_length(child.keys, keys, position)
-            for uid, hold in child.holds.items():
-                match = found.get(uid)
-                if match is None:
-                    if position:
-                        continue
-                    match = found[uid] = RoutedMatch(0, 0)
-                elif match.num_blocks < position:
-                    continue
-                depth = hold.depth
-                match.num_blocks = position + (depth if depth < length else length)
-                if hold.routed_at >= recent_since:
-                    match.num_recent_blocks = match.num_blocks
+            _extend_matches(found, child, position, length, recent_since)
             position += length
             if length < len(child.keys):
-                num_shared = position if position < num_keys else num_shared
+                if position < num_keys:
+                    num_shared = position
+                    shared_node, shared_depth = child, length
                 break
             node = child
-        return RoutedMatches(found, num_shared)
+        matches = RoutedMatches(found, num_shared)
+        if num_shared:
+            matches.note_copies(shared_node, shared_depth)
+        return matches
+
+    def retention_seconds(self, uid: str, now: float) -> float:
+        """How long a replica keeps blocks that nothing uses: the age of its oldest, infinite while it has room."""
+        replica = self._replicas.get(uid)
+        if replica is None or replica.num_blocks < replica.capacity * _FULL:
+            return math.inf
+        return now - replica.recency.newer.routed_at
 
     def insert(self, uid: str, keys: Sequence[int], *, capacity: int, now: float) -> None:
         """Note that `uid` was sent a prompt with these keys; evict past `capacity` blocks and past the byte bound."""
@@ -269,6 +286,24 @@ class RoutedIndex:
     def _shrink_largest(self) -> None:
         uid, replica = max(self._replicas.items(), key=lambda item: item[1].num_blocks)
         self._evict_to(replica, uid, replica.num_blocks - max(replica.num_blocks // 16, 1))
+
+
+def _extend_matches(
+    found: dict[str, RoutedMatch], node: _Node, position: int, length: int, recent_since: float
+) -> None:
+    """Lengthen the matches that reach `position` by what their replicas hold of a node's first `length` blocks."""
+    for uid, hold in node.holds.items():
+        match = found.get(uid)
+        if match is None:
+            if position:
+                continue
+            match = found[uid] = RoutedMatch(0, 0)
+        elif match.num_blocks < position:
+            continue
+        depth = hold.depth
+        match.num_blocks = position + (depth if depth < length else length)
+        if hold.routed_at >= recent_since:
+            match.num_recent_blocks = match.num_blocks
 
 
 def _common_length(run: Sequence[int], keys: Sequence[int], position: int) -> int:

@@ -263,7 +263,7 @@ class Router:
 
     def apply_first_token(self, origin: str, reservation_id: int, now: float) -> bool:
         """Free the prefill part of an origin's reservation and learn from it."""
-        reservation = self.load.first_token(reservation_id, origin)
+        reservation = self.load.first_token(reservation_id, origin, now=now)
         if reservation is None:
             return False
         self.speeds.observe(
@@ -328,16 +328,20 @@ class Router:
         scores: list[Score] = []
         for endpoint, speed in zip(candidates, speeds, strict=True):
             uid = endpoint.uid
+            prediction = predictions.get(uid, NOTHING)
+            missing = predicted.shared_tokens > prediction.cached_tokens
             score = compute_score(
                 endpoint,
                 self.load.live(uid) if num_gateways == 1 else self.load.scale_own(uid, num_gateways),
                 request,
                 settings,
-                prediction=predictions.get(uid, NOTHING),
+                prediction=prediction,
                 shared_tokens=predicted.shared_tokens,
+                num_reuses=self.index.expect_reuses(predicted, uid, now) if missing else 0.0,
                 tokens_per_second=speed,
                 price=price,
                 away_from_home=home is not None and home != uid,
+                now=now,
             )
             scores.append(score)
         return scores

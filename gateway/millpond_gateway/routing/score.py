@@ -39,7 +39,7 @@ class Score:
         self.uid = uid
         self.total_seconds = queue_seconds + own_seconds + decode_seconds + affinity_seconds
         self.queue_seconds = queue_seconds
-        """Uncached tokens in flight, over speed."""
+        """Uncached tokens in flight that are still to compute, over speed."""
         self.own_seconds = own_seconds
         """Price of recompute times the request's own uncached tokens, over speed."""
         self.decode_seconds = decode_seconds
@@ -56,7 +56,7 @@ class Score:
     @property
     def wait_seconds(self) -> float:
         """Seconds until the first token: queue and own uncached tokens over speed, without the price."""
-        return (self.queued_tokens + self.uncached_tokens) / self.tokens_per_second
+        return self.queue_seconds + self.uncached_tokens / self.tokens_per_second
 
 
 class Prediction:
@@ -79,7 +79,9 @@ class Load:
         "kv_blocks",
         "num_decoding",
         "num_prefilling",
+        "oldest_tokens",
         "output_tokens",
+        "progress_at",
         "queued_tokens",
     )
 
@@ -101,3 +103,14 @@ class Load:
         """Part of them whose first token has come: requests still queued in the engine hold none yet."""
         self.num_prefilling = num_prefilling
         self.num_decoding = num_decoding
+        self.oldest_tokens = 0
+        """Part of the queued ones: those of the request that waits longest."""
+        self.progress_at = 0.0
+        """When the replica last gave a first token, or got work after it had none."""
+
+    def remaining_tokens(self, tokens_per_second: float, now: float) -> float:
+        """Queued tokens less what was computed since the last first token: of the longest waiting prompt at most."""
+        done = (now - self.progress_at) * tokens_per_second
+        if done <= 0.0:
+            return float(self.queued_tokens)
+        return self.queued_tokens - (done if done < self.oldest_tokens else self.oldest_tokens)

@@ -24,8 +24,8 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy = Policy.AUTO
     price_of_recompute: float = 5.0
     """Highest λ: recomputing a token against queueing behind one (`spec.gateway.priceOfRecompute`); less at low load."""
-    price_of_sharing: float = 1.0
-    """λ of tokens that several sessions share: a second copy serves later requests too, so only its own time counts."""
+    price_of_sharing: float = 0.5
+    """Least λ of tokens that several sessions share: another copy of a hot prefix serves many later requests."""
     prefix_price_of_recompute: float = 50.0
     """λ of policy Prefix: nearly always the longest prefix, yet never whatever the queue."""
     tie_tokens: float = 64.0

@@ -100,5 +100,12 @@ def test_sums_equal_the_open_reservations_after_every_step(steps: list[tuple]) -
             view = book.view(uid)
             assert view == model.view(uid, own=False)
             assert book.own_view(uid) == model.view(uid, own=True)
+            load = book.live(uid)
+            assert (
+                0
+                <= load.remaining_tokens(1000.0, 99.0)
+                <= load.remaining_tokens(1000.0, 0.0)
+                == view.queued_tokens
+            )
             assert min(view.queued_tokens, view.output_tokens, view.kv_blocks, view.num_prefilling) >= 0
         assert len(book) == len(model.open)

@@ -171,7 +171,7 @@ def test_least_loaded_ignores_the_prefix_and_prefix_prefers_it() -> None:
     for policy, follows in ((Policy.LEAST_LOADED, False), (Policy.PREFIX, True), (Policy.AUTO, True)):
         router = make_router(4, policy=policy)
         home = place(router, make_request(keys)).uid
-        follower = place(router, make_request([*keys, *make_keys((2, 4))]), now=0.5)
+        follower = place(router, make_request([*keys, *make_keys((2, 4))]), now=0.1)
         assert (follower.uid == home) is follows, policy
 
 

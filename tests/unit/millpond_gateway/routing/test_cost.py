@@ -1,9 +1,16 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from tests.support.routing import make_cold, make_endpoint
 
-from millpond_gateway.routing.cost import compute_kv_blocks, compute_price, compute_score
+from millpond_gateway.routing.cost import (
+    compute_kv_blocks,
+    compute_price,
+    compute_price_of_sharing,
+    compute_score,
+)
 from millpond_gateway.routing.records import Policy, Role
 from millpond_gateway.routing.score import Load, Prediction, Score
 from millpond_gateway.routing.settings import RoutingSettings
@@ -12,7 +19,13 @@ IDLE = Load()
 
 
 def score(
-    *, cached: int = 0, shared: int = 0, price: float = 5.0, load: Load = IDLE, **fields: object
+    *,
+    cached: int = 0,
+    shared: int = 0,
+    reuses: float = math.inf,
+    price: float = 5.0,
+    load: Load = IDLE,
+    **fields: object,
 ) -> Score:
     return compute_score(
         make_endpoint("u0", **fields),
@@ -21,9 +34,11 @@ def score(
         RoutingSettings(),
         prediction=Prediction(cached, cached, None),
         shared_tokens=shared,
+        num_reuses=reuses,
         tokens_per_second=1000.0,
         price=price,
         away_from_home=False,
+        now=0.0,
     )
 
 
@@ -31,16 +46,33 @@ def score(
     ("cached", "shared", "own_seconds"),
     [
         (0, 0, 20.0),  # all of it is this request's alone
-        (0, 3000, 3.0 + 5.0),  # a copy of the shared part serves others too
-        (1000, 3000, 2.0 + 5.0),  # part of the shared prefix is there
+        (0, 3000, 1.5 + 5.0),  # a copy of the shared part serves many others too
+        (1000, 3000, 1.0 + 5.0),  # part of the shared prefix is there
         (3500, 3000, 2.5),  # nothing shared is missing
-        (0, 4000, 4.0),
+        (0, 4000, 2.0),
     ],
 )
-def test_missing_shared_tokens_cost_their_own_time_and_the_rest_its_price(
+def test_missing_tokens_of_a_hot_prefix_cost_half_their_time_and_the_rest_its_price(
     cached: int, shared: int, own_seconds: float
 ) -> None:
     assert score(cached=cached, shared=shared).own_seconds == pytest.approx(own_seconds)
+
+
+@pytest.mark.parametrize(
+    ("price", "num_reuses", "expected"),
+    [
+        (5.0, 0.0, 5.0),  # nobody comes again before its eviction: as dear as a session's own history
+        (5.0, 1.0, 2.75),
+        (5.0, 8.0, 1.0),
+        (5.0, math.inf, 0.5),
+        (1.0, 0.0, 1.0),  # an idle pool
+        (0.4, 0.0, 0.5),
+    ],
+)
+def test_another_copy_of_a_shared_prefix_gets_cheaper_with_each_use_it_will_have(
+    price: float, num_reuses: float, expected: float
+) -> None:
+    assert compute_price_of_sharing(price, num_reuses, RoutingSettings()) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

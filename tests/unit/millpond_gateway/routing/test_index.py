@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from tests.support.routing import (
     BLOCK,
@@ -60,6 +62,23 @@ def test_events_correct_what_was_routed_long_ago() -> None:
     assert predict(index) == 40 * BLOCK
     index.open_stream(endpoint).live(*publish(10), 2.0)
     assert predict(index) == 10 * BLOCK  # the rest was evicted
+
+
+def test_uses_of_another_copy_follow_from_the_last_use_the_copies_and_how_long_blocks_stay() -> None:
+    index = make_index()
+    shared = [*KEYS[:30], *make_keys((5, 2))]
+    for uid, seconds in (("u0", 90.0), ("u1", 96.0)):
+        index.note_routed(make_endpoint(uid, num_blocks=100), shared, seconds, tokens_per_key=BLOCK)
+    index.note_routed(make_endpoint("u2", num_blocks=40), make_keys((6, 40)), 60.0, tokens_per_key=BLOCK)
+    found = index.predict(PROMPT, 100.0)
+    assert found.shared_tokens == 30 * BLOCK
+    assert found.reuse_seconds == pytest.approx(
+        4.0 * 3
+    )  # four seconds ago; three replicas would share the uses
+    assert index.expect_reuses(found, "u2", 100.0) == pytest.approx(40.0 / 12.0)
+    assert index.expect_reuses(found, "u3", 100.0) == math.inf  # nothing is evicted there
+    now = index.predict(PROMPT, 96.0)
+    assert index.expect_reuses(now, "u2", 96.0) > 1000  # used this instant: hot, and no division by zero
 
 
 def test_a_prefix_routed_just_now_counts_before_its_events_come() -> None:

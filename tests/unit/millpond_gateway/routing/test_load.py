@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import msgspec
+import pytest
 from tests.support.routing import make_cold, make_endpoints, make_router, place
 
 from millpond_gateway.routing.load import LoadBook
@@ -120,3 +122,39 @@ def test_own_view_leaves_peers_out() -> None:
 
 def test_unused_endpoints_cost_nothing() -> None:
     assert LoadBook().view(make_endpoints(1)[0].uid) == _EMPTY
+
+
+def test_a_prompt_in_prefill_counts_for_what_is_left_of_it() -> None:
+    book = LoadBook()
+    load = book.live("u0")
+    assert load.remaining_tokens(1000.0, 9.0) == 0
+    book.reserve(msgspec.structs.replace(make_reservation(1, tokens=4000), reserved_at=1.0))
+    book.reserve(msgspec.structs.replace(make_reservation(2, tokens=500), reserved_at=2.0), origin="peer")
+    load = book.live("u0")
+    assert load.remaining_tokens(1000.0, 1.0) == 4500  # nothing is done in no time
+    assert load.remaining_tokens(1000.0, 3.0) == 2500
+    assert load.remaining_tokens(1000.0, 60.0) == 500  # late or stuck: what waits behind it is still to do
+    book.first_token(1, now=4.5)
+    assert load.remaining_tokens(1000.0, 4.5) == 500
+    assert load.remaining_tokens(1000.0, 4.7) == pytest.approx(300)
+    assert load.remaining_tokens(1000.0, 4.0) == 500  # an older clock than the last first token's
+
+
+def test_work_that_comes_to_an_idle_replica_is_not_done_before_it_came() -> None:
+    book = LoadBook()
+    book.reserve(make_reservation(1))
+    book.first_token(1, now=1.0)
+    book.reserve(msgspec.structs.replace(make_reservation(2, tokens=900), reserved_at=50.0))
+    assert book.live("u0").remaining_tokens(1000.0, 50.0) == 900
+
+
+def test_a_cancelled_prompt_leaves_the_progress_of_the_next_one_bounded() -> None:
+    book = LoadBook()
+    for number, tokens in ((1, 4000), (2, 500), (3, 700)):
+        book.reserve(make_reservation(number, tokens=tokens))
+    book.release(1)
+    assert book.live("u0").remaining_tokens(1000.0, 3.0) == 700
+    book.release(2)
+    assert book.live("u0").remaining_tokens(1000.0, 0.1) == pytest.approx(600)
+    book.release(3)
+    assert book.live("u0").remaining_tokens(1000.0, 9.0) == 0

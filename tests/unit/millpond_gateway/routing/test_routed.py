@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import tracemalloc
 from array import array
 
@@ -40,6 +41,31 @@ def test_shared_blocks_are_those_before_prompts_part() -> None:
     assert index.match(make_keys((1, 10), (3, 5), (8, 1)), 0.0).num_shared_blocks == 10
     assert index.match(make_keys((1, 10), (7, 5)), 0.0).num_shared_blocks == 10
     assert index.match(make_keys((7, 5)), 0.0).num_shared_blocks == 0
+
+
+def test_copies_of_what_is_shared_are_counted_with_their_last_use() -> None:
+    index = make_index()
+    index.insert("a", make_keys((1, 10), (2, 5)), capacity=100, now=1.0)
+    index.insert("b", make_keys((1, 10), (3, 5)), capacity=100, now=2.0)
+    index.insert("c", make_keys((1, 4)), capacity=100, now=3.0)  # a part of it only
+    for third in ((4, 1), (3, 9)):  # one prompt parts at a node's end, the other inside a node
+        found = index.match(make_keys((1, 10), third), 5.0)
+        assert (found.num_shared_blocks, found.num_shared_copies, found.shared_routed_at) == (10, 2, 2.0)
+    inside = index.match(make_keys((1, 7), (9, 1)), 5.0)
+    assert (inside.num_shared_blocks, inside.num_shared_copies) == (7, 2)
+    alone = index.match(make_keys((7, 3)), 5.0)
+    assert (alone.num_shared_blocks, alone.num_shared_copies) == (0, 0)
+
+
+def test_a_full_replica_keeps_blocks_as_long_as_its_oldest_one_is_old() -> None:
+    index = make_index()
+    assert index.retention_seconds("a", 7.0) == math.inf
+    index.insert("a", make_keys((1, 50)), capacity=100, now=1.0)
+    assert index.retention_seconds("a", 7.0) == math.inf  # there is room
+    index.insert("a", make_keys((2, 45)), capacity=100, now=3.0)
+    assert index.retention_seconds("a", 7.0) == 6.0
+    index.insert("a", make_keys((3, 60)), capacity=100, now=5.0)
+    assert index.retention_seconds("a", 7.0) == 4.0
 
 
 def test_eviction_takes_the_least_recent_tail_first() -> None:

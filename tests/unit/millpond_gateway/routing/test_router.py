@@ -98,6 +98,18 @@ def test_the_score_breaks_the_cost_down() -> None:
         assert score.total_seconds == pytest.approx(parts)
 
 
+def test_a_long_prompt_nearly_computed_keeps_nobody_away() -> None:
+    router = make_router(2, default_tokens_per_second=1000.0)
+    long = place(router, make_cold(1, 20_000), 0.0)
+    other = place(router, make_cold(2, 3_000), 18.0)
+    assert other.uid != long.uid
+    choice = router.choose(make_cold(3, 1_000), 19.5)
+    assert choice.score is not None
+    assert choice.score.uid == long.uid
+    assert choice.score.queue_seconds == pytest.approx(0.5)
+    assert choice.score.wait_seconds == pytest.approx(1.5)
+
+
 def test_a_full_hit_still_computes_the_last_token() -> None:
     router = make_router(1)
     keys = make_keys((1, 10))
