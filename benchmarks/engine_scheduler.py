@@ -20,10 +20,10 @@ from benchmarks.figures import Figure, compare, report
 
 from millpond_engine.core.blocks import count_blocks
 from millpond_engine.core.scheduler import Scheduler
-from millpond_engine.core.settings import SchedulerSettings
 from millpond_engine.core.tree import PrefixTree
 from millpond_engine.records.capacity import Capacity
 from millpond_engine.records.request import Request, SamplingParams, StopParams
+from millpond_engine.records.settings import SchedulerSettings
 from millpond_engine.records.step import RowResult, StepPlan, StepResult
 
 BLOCK_TOKENS = 16

@@ -137,9 +137,9 @@ class Millpond:
 def run_engine(runner: Any, works: list[Work], *, until_first: bool = False) -> float:
     """Seconds until every request is finished; with `until_first`, counted from the first token on."""
     from millpond_engine.core.scheduler import Scheduler
-    from millpond_engine.core.settings import SchedulerSettings
     from millpond_engine.engine.step import Engine
     from millpond_engine.records.request import Request, SamplingParams, StopParams
+    from millpond_engine.records.settings import SchedulerSettings
 
     engine = Engine(Scheduler(SchedulerSettings(prefix_cache=False), runner.info), runner)
     started = time.monotonic()

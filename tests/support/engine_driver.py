@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millpond_engine.core.scheduler import Scheduler
-from millpond_engine.core.settings import SchedulerSettings
 from millpond_engine.records.outputs import Preempted
 from millpond_engine.records.request import BeamParams, Request, SamplingParams, StopParams
+from millpond_engine.records.settings import SchedulerSettings
 from millpond_engine.records.step import TokenLogprobs
 
 

@@ -13,7 +13,7 @@ import aiohttp
 
 from millpond_common.contract.engine_config import EngineConfig, KvCacheConfig, SchedulingConfig
 from millpond_engine.commands.build import MakeRunner, make_context
-from millpond_engine.commands.fake import make_fake_info, make_script
+from millpond_engine.commands.fake import list_preferred, make_fake_info, make_script
 from millpond_engine.fake.cost import CostModel, Faults
 from millpond_engine.fake.runner import FakeOptions, FakeRunner
 from millpond_engine.fake.script import Script
@@ -197,7 +197,12 @@ async def run_engine(setup: Setup | None = None, *, wait_ready: bool = True) -> 
         info = make_fake_info(
             config, setup.tokenizer, num_blocks=setup.num_blocks, num_host_blocks=setup.num_host_blocks
         )
-        options = FakeOptions(cost=setup.cost, faults=setup.faults, check_kv=setup.check_kv)
+        options = FakeOptions(
+            cost=setup.cost,
+            faults=setup.faults,
+            check_kv=setup.check_kv,
+            preferred_tokens=list_preferred(setup.tokenizer),
+        )
         return FakeRunner(info, script, options)
 
     events = PublisherSettings("tcp://127.0.0.1:*", "tcp://127.0.0.1:*") if setup.events else None

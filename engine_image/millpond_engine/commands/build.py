@@ -14,7 +14,8 @@ from millpond_common.version import __version__
 from millpond_engine.commands.scheduling import make_settings
 from millpond_engine.core.scheduler import Scheduler
 from millpond_engine.engine.runner import Runner
-from millpond_engine.engine.step import Engine, make_epoch
+from millpond_engine.engine.step import Engine, Masker, make_epoch
+from millpond_engine.grammar import make_grammars
 from millpond_engine.loop.kv_publisher import KvPublisher, PublisherSettings
 from millpond_engine.loop.kv_resident import ResidentBlocks
 from millpond_engine.loop.recorder import Recorder
@@ -54,12 +55,14 @@ def make_context(
         price=config.price,
     )
     epoch = make_epoch()
+    grammars = make_grammars(tokenizer)
+    masker = None if grammars is None else grammars.masker
     publisher = None if events is None else _make_publisher(config, events, epoch)
     holder: list[EngineThread] = []
 
     def load() -> Engine:
         ends = tokenizer.facts.eos_token_ids
-        return _load_engine(config, make_runner, holder[0], ends=ends, overlap=overlap)
+        return _load_engine(config, make_runner, holder[0], ends=ends, overlap=overlap, masker=masker)
 
     thread = EngineThread(load, recorder, settings=settings, events=publisher)
     holder.append(thread)
@@ -79,6 +82,7 @@ def make_context(
         allow_request_template=allow_request_template,
         model_root=model_root,
         events=publisher,
+        grammars=grammars,
     )
 
 
@@ -104,6 +108,7 @@ def _load_engine(
     *,
     ends: tuple[int, ...],
     overlap: bool | None,
+    masker: Masker | None,
 ) -> Engine:
     """Load the runner and join it to a new scheduler; steps overlap where a device works beside the CPU.
 
@@ -139,4 +144,4 @@ def _load_engine(
         overlap = info.device.startswith("cuda")
     known = [token for token in (*info.eos_token_ids, *ends) if token < info.vocabulary_size]
     capacity = replace(info, eos_token_ids=tuple(dict.fromkeys(known)))
-    return Engine(Scheduler(settings, capacity), runner, overlap=overlap)
+    return Engine(Scheduler(settings, capacity), runner, overlap=overlap, masker=masker)

@@ -64,6 +64,12 @@ def add_fake_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def list_preferred(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """What a fake says where a grammar forbids its script: what closes JSON comes first."""
+    spelled = [tokenizer.encode(text, add_special_tokens=False) for text in '"}]:,0']
+    return tuple(tokens[0] for tokens in spelled if len(tokens) == 1)
+
+
 def make_script(tokenizer: Tokenizer, *, output_tokens: int, fixed_text: str | None = None) -> Script:
     """The default story, or one text for everybody, in the tokenizer's tokens."""
     end_token = tokenizer.facts.eos_token_ids[0]
@@ -126,6 +132,7 @@ def make_fake_runner(
             load_message=arguments.fake_fail_load,
         ),
         check_kv=arguments.fake_check_kv,
+        preferred_tokens=list_preferred(tokenizer),
     )
     return FakeRunner(info, script, options)
 

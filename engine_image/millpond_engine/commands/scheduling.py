@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millpond_common.contract.engine_config import SchedulingConfig
-from millpond_engine.core.settings import ClassRule, SchedulerSettings, TenantRule
+from millpond_engine.records.settings import ClassRule, SchedulerSettings, TenantRule
 
 
 def make_settings(

@@ -69,6 +69,7 @@ class PlanBuilder:
         new_rows: list[NewRow] = []
         tables: list[tuple[int, tuple[int, ...]]] = []
         appended: list[tuple[int, int]] = []
+        constrained: list[int] = []
         for sequence, start in self.starts.items():
             row, table, told = sequence.row, sequence.table, sequence.told
             new_blocks: tuple[int, ...] = ()
@@ -83,7 +84,10 @@ class PlanBuilder:
                 if told != NO_ROW_TOLD:
                     appended.append((row, sequence.chosen))
                 sequence.chosen = None
-            rows.append(_make_step(sequence, start, new_blocks))
+            step = _make_step(sequence, start, new_blocks)
+            rows.append(step)
+            if step.sample and sequence.group.request.grammar is not None:
+                constrained.append(row)
         return StepPlan(
             step=self.step,
             rows=tuple(rows),
@@ -94,6 +98,7 @@ class PlanBuilder:
             copies=tuple(self.copies.values()),
             swap_out=tuple(self.swap_out),
             swap_in=tuple(self.swap_in),
+            constrained=tuple(constrained),
         )
 
 
@@ -121,5 +126,6 @@ def _make_new_row(sequence: Sequence) -> NewRow:
         stop_token_ids=tuple(sorted(group.ends)),
         min_tokens=request.stop.min_tokens,
         adapter=request.adapter,
+        constrained=request.grammar is not None,
         request_id=request.request_id,
     )

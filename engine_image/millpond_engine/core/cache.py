@@ -10,10 +10,10 @@ from array import array
 from collections.abc import Iterable, Sequence
 
 from millpond_engine.core.blocks import SHARED, BlockPool
-from millpond_engine.core.settings import SchedulerSettings
 from millpond_engine.core.tree import Namespace, PrefixTree
 from millpond_engine.records.capacity import Capacity
 from millpond_engine.records.outputs import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, TokenView
+from millpond_engine.records.settings import SchedulerSettings
 
 
 class KvCache:

@@ -101,7 +101,7 @@ def _report_best(state: State, group: Group) -> None:
     wanted = group.request.sampling.num_logprobs is not None
     for index, sample in enumerate(ranked[: group.request.n]):
         tokens, stop_token = tuple(sample.tokens[sample.prompt_tokens :]), None
-        if sample.finish is FinishReason.STOP:
+        if sample.finish is FinishReason.STOP and tokens[-1] in group.ends:  # not by the end of its grammar
             tokens, stop_token = tokens[:-1], tokens[-1]
         logprobs = tuple(sample.logprobs) if wanted else ()
         mean = _get_mean_logprob(sample)

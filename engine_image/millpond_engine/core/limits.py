@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from millpond_engine.core.blocks import count_blocks
 from millpond_engine.core.sequence import Group
-from millpond_engine.core.settings import ClassRule, SchedulerSettings
 from millpond_engine.core.state import State
 from millpond_engine.records.capacity import Capacity
 from millpond_engine.records.request import Refusal, RefusalReason, Request, WaitReason
+from millpond_engine.records.settings import ClassRule, SchedulerSettings
 
 
 def count_group_blocks(request: Request, settings: SchedulerSettings, capacity: Capacity) -> int:
@@ -67,6 +67,8 @@ def _find_invalid(request: Request, settings: SchedulerSettings, capacity: Capac
         return "n and best_of must be at least 1"
     if beam is not None and not request.n <= beam.width <= settings.max_sequences:
         return f"a beam search needs n <= width <= {settings.max_sequences} (maxSequences)"
+    if beam is not None and request.grammar is not None:
+        return "a beam search cannot follow a grammar"
     if request.stop.max_tokens == 0 and (beam is not None or max(request.n, request.best_of) > 1):
         return "with max_tokens 0 there is nothing to sample more than once"
     return ""

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from itertools import islice
 
 from millpond_engine.core.sequence import Account, Group
-from millpond_engine.core.settings import SchedulerSettings
+from millpond_engine.records.settings import SchedulerSettings
 
 SortKey = tuple[float, ...]
 Head = tuple[SortKey, float, int, Iterator[Group], Group]

@@ -6,17 +6,20 @@ in between are dropped, and blocks that a step in flight may touch are freed whe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from millpond_engine.core.counts import make_counts
 from millpond_engine.core.groups import end_sequence
 from millpond_engine.core.integrity import check_state
 from millpond_engine.core.limits import check_request
 from millpond_engine.core.planner import make_plan
-from millpond_engine.core.settings import SchedulerSettings
 from millpond_engine.core.state import State
-from millpond_engine.core.update import apply_failure, apply_result
+from millpond_engine.core.update import apply_failure, apply_result, list_guides
 from millpond_engine.records.capacity import Capacity
+from millpond_engine.records.grammar import Guide
 from millpond_engine.records.outputs import CacheEvent, SchedulerCounts, StepOutput
 from millpond_engine.records.request import FinishReason, Refusal, RefusalReason, Request
+from millpond_engine.records.settings import SchedulerSettings
 from millpond_engine.records.step import StepPlan, StepResult
 
 
@@ -74,6 +77,13 @@ class Scheduler:
         """Decide the next step; it may be empty."""
         assert len(self._state.flights) <= 1, "a step may be planned at most one ahead of the last one read"
         return make_plan(self._state, now)
+
+    def list_guides(self, plan: StepPlan) -> Sequence[tuple[int, Guide]]:
+        """Guides of the plan's constrained rows, for their masks; ask when all steps before it have been read.
+
+        Rows whose sequence ended meanwhile are left out: nobody reads what they choose.
+        """
+        return list_guides(self._state, plan)
 
     def update(self, plan: StepPlan, result: StepResult, now: float) -> StepOutput:
         """Take in a step's result and report all that happened since the last report."""

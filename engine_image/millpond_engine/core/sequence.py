@@ -6,8 +6,9 @@ from array import array
 from dataclasses import dataclass, field, replace
 
 from millpond_engine.core.beam import BeamSearch
-from millpond_engine.core.settings import ClassRule
+from millpond_engine.records.grammar import Guide
 from millpond_engine.records.request import FinishReason, Request, SamplingParams, WaitReason
+from millpond_engine.records.settings import ClassRule
 from millpond_engine.records.step import TokenLogprobs
 
 NO_ROW = -1
@@ -74,6 +75,8 @@ class Sequence:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Kept only when the output is held back until the end."""
     finish: FinishReason | None = None
+    guide: Guide | None = None
+    """Where it stands in its request's grammar; made when the first mask is asked for."""
     host_table: list[int] = field(default_factory=list)
     lost: int = 0
     """Tokens computed before a preemption that threw them away."""

@@ -17,10 +17,10 @@ from millpond_engine.core.cache import KvCache
 from millpond_engine.core.estimate import OutputEstimate
 from millpond_engine.core.queue import POLICIES, WaitingQueue, wake_account
 from millpond_engine.core.sequence import NO_ROW, NO_ROW_TOLD, Account, Group, Sequence, make_group, mix_seed
-from millpond_engine.core.settings import ClassRule, SchedulerSettings, TenantRule
 from millpond_engine.records.capacity import Capacity
 from millpond_engine.records.outputs import Preempted, PromptOutput, SequenceOutput, StepOutput
 from millpond_engine.records.request import FinishReason, PreemptionMode, Refusal, Request
+from millpond_engine.records.settings import ClassRule, SchedulerSettings, TenantRule
 
 _MAX_ACCOUNTS = 1024
 """Beyond this many, accounts of tenants without an open request are forgotten."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from millpond_engine.core.groups import advance_beams, end_sequence, fail_group
 from millpond_engine.core.sequence import Group, Sequence
 from millpond_engine.core.state import State
+from millpond_engine.records.grammar import Guide
 from millpond_engine.records.outputs import PromptOutput, SequenceOutput
 from millpond_engine.records.request import FinishReason
 from millpond_engine.records.step import RowResult, RowStep, StepPlan, StepResult, TokenLogprobs
@@ -22,7 +23,9 @@ def apply_result(state: State, plan: StepPlan, result: StepResult, now: float) -
         if sequence.finish is not None:
             continue
         if step.row in result.failed_rows:
-            _fail_sequence(state, sequence, result.failed_rows[step.row])
+            guide = sequence.guide
+            own = guide.failure if guide is not None else ""
+            _fail_sequence(state, sequence, own or result.failed_rows[step.row])
             continue
         _take_row(state, sequence, step, by_row.get(step.row), now)
         if sequence.branches is not None:
@@ -108,6 +111,11 @@ def _take_token(state: State, sequence: Sequence, token: int, got: RowResult) ->
     stop_token = None
     if token in group.ends and sequence.num_output > group.request.stop.min_tokens:
         finish, stop_token = FinishReason.STOP, token
+    elif sequence.guide is not None and sequence.guide.advance(token):
+        if sequence.guide.failure:
+            _fail_sequence(state, sequence, sequence.guide.failure)
+            return
+        finish = FinishReason.STOP
     elif len(tokens) >= sequence.limit:
         finish = FinishReason.LENGTH
     logprobs: tuple[TokenLogprobs, ...] = ()
@@ -122,6 +130,18 @@ def _take_token(state: State, sequence: Sequence, token: int, got: RowResult) ->
         state.news.sequences.append(news)
     if finish is not None:
         end_sequence(state, sequence, finish)
+
+
+def list_guides(state: State, plan: StepPlan) -> list[tuple[int, Guide]]:
+    """(row, guide) of the sequences that a planned step samples under a grammar, up to the last token read."""
+    wanted, found = set(plan.constrained), list[tuple[int, Guide]]()
+    for sequence, step in zip(state.flights.get(plan.step, ()), plan.rows, strict=False):
+        grammar = sequence.group.request.grammar
+        if step.row in wanted and sequence.finish is None and grammar is not None:
+            if sequence.guide is None:
+                sequence.guide = grammar.start()
+            found.append((step.row, sequence.guide))
+    return found
 
 
 def _fail_sequence(state: State, sequence: Sequence, message: str) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from millpond_engine.records.capacity import Capacity
+from millpond_engine.records.grammar import TokenMasks
 from millpond_engine.records.step import StepPlan, StepResult
 
 
@@ -24,6 +25,16 @@ class RunnerInfo(Capacity):
 class PendingStep(Protocol):
     """A launched step."""
 
+    def choose(self, masks: TokenMasks) -> None:
+        """Choose the tokens; called once, for a plan with constrained rows only, after every step before it was read.
+
+        A row without a mask chooses freely.
+
+        Raises:
+            RunnerError: the step failed and its rows are lost; the engine may go on.
+        """
+        ...
+
     def result(self) -> StepResult:
         """Wait for the step and return its result."""
         ...
@@ -39,6 +50,8 @@ class Runner(Protocol):
 
     def launch(self, plan: StepPlan) -> PendingStep:
         """Start a step; work may continue on a device until `result` is called.
+
+        With constrained rows in the plan, tokens are chosen by `choose`.
 
         Raises:
             RunnerError: the step failed and its rows are lost; the engine may go on.

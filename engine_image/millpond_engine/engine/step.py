@@ -1,5 +1,8 @@
 """The step: plan, launch, wait, update; with overlap, step n+1 is planned and launched before step n is read.
 
+A step with rows under a grammar chooses its tokens apart: what such a row may say depends on the token before, so the
+masks are made, and the choice is launched, when step n has been read. The forward pass of step n+1 runs meanwhile.
+
 Errors:
     RunnerError of a step is turned into failed requests by the scheduler; the engine goes on.
     Anything else is a defect of ours and leaves `step` as it is: the loop ends, state may be corrupt.
@@ -9,11 +12,12 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from millpond_engine.engine.runner import PendingStep, Runner, RunnerError
+from millpond_engine.records.grammar import Guide, TokenMasks
 from millpond_engine.records.outputs import CacheEvent, SchedulerCounts, StepOutput
 from millpond_engine.records.request import Refusal, Request
 from millpond_engine.records.step import StepPlan, StepResult
@@ -26,6 +30,7 @@ class SchedulerFace(Protocol):
     def abort(self, request_id: str, now: float) -> bool: ...
     def stop_sequence(self, request_id: str, index: int, now: float) -> bool: ...
     def plan(self, now: float) -> StepPlan: ...
+    def list_guides(self, plan: StepPlan) -> Sequence[tuple[int, Guide]]: ...
     def update(self, plan: StepPlan, result: StepResult, now: float) -> StepOutput: ...
     def fail(self, plan: StepPlan, message: str, now: float) -> StepOutput: ...
     def has_work(self) -> bool: ...
@@ -33,6 +38,14 @@ class SchedulerFace(Protocol):
     def counts(self) -> SchedulerCounts: ...
     def reset_prefix_cache(self) -> tuple[CacheEvent, ...]: ...
     def check_integrity(self) -> None: ...
+
+
+class Masker(Protocol):
+    """Knows which tokens guides allow: of the package that made them."""
+
+    def make_masks(self, guides: Sequence[tuple[int, Guide]]) -> TokenMasks:
+        """One mask for each (row, guide); a guide that cannot go on is marked as failed and allows nothing."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +60,7 @@ class StepReport:
     finished_at: float
     plan_seconds: float
     launch_seconds: float
+    """Masks and the choice under them included."""
     wait_seconds: float
     update_seconds: float
     failure: str | None = None
@@ -73,11 +87,13 @@ class Engine:
         runner: Runner,
         *,
         overlap: bool = False,
+        masker: Masker | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self._overlap = overlap
+        self._masker = masker
         self._clock = clock
         self._flight: _Flight | None = None
 
@@ -107,10 +123,13 @@ class Engine:
             return self._finish(lost)
         flight = self._launch() if self.scheduler.has_work() else None
         if not self._overlap:
-            return self._finish(flight) if flight else None
+            return self._finish(self._choose(flight)) if flight else None
         previous, self._flight = self._flight, flight
-        if previous is not None:
-            return self._finish(previous)
+        report = None if previous is None else self._finish(previous)
+        if flight is not None:
+            self._choose(flight)
+        if report is not None:
+            return report
         if flight is not None and flight.pending is None:  # nothing runs: there is nothing to overlap with
             self._flight = None
             return self._finish(flight)
@@ -137,10 +156,24 @@ class Engine:
                 failure = str(error)
         return _Flight(plan, pending, started, planned - started, self._clock() - planned, failure)
 
+    def _choose(self, flight: _Flight) -> _Flight:
+        """Give a launched step the masks it waits for, all steps before it being read."""
+        if not flight.plan.constrained or flight.pending is None:
+            return flight
+        started = self._clock()
+        guides = self.scheduler.list_guides(flight.plan)
+        assert self._masker is not None, "a request with a grammar needs who knows its masks"
+        try:
+            flight.pending.choose(self._masker.make_masks(guides))
+        except RunnerError as error:
+            flight.failure = str(error)
+        flight.launch_seconds += self._clock() - started
+        return flight
+
     def _finish(self, flight: _Flight) -> StepReport:
         started = self._clock()
         result = None
-        if flight.pending is not None:
+        if flight.pending is not None and flight.failure is None:
             try:
                 result = flight.pending.result()
             except RunnerError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from millpond_engine.engine.runner import RunnerError, RunnerInfo
@@ -9,6 +10,7 @@ from millpond_engine.fake.clock import Clock, RealClock
 from millpond_engine.fake.cost import CostModel, Faults
 from millpond_engine.fake.kv import FakeKv
 from millpond_engine.fake.script import Script
+from millpond_engine.records.grammar import TokenMasks
 from millpond_engine.records.request import SamplingParams
 from millpond_engine.records.step import NewRow, RowResult, RowStep, StepPlan, StepResult, TokenLogprobs
 
@@ -24,18 +26,30 @@ class _Row:
     stop_token_ids: tuple[int, ...]
     min_tokens: int
     start: int
+    astray: bool = False
+    """A grammar has forbidden what the script says: it is not followed any more."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FakePendingStep:
-    """A launched step: its result is known, its time has not come."""
+    """A launched step: its result is known but for rows under a grammar, its time has not come."""
 
     clock: Clock
     due: float
     outcome: StepResult
+    finish: Callable[[TokenMasks], tuple[RowResult, ...]] | None = None
+    """Runs the rows that wait for masks."""
+
+    def choose(self, masks: TokenMasks) -> None:
+        """Choose for the rows that waited."""
+        assert self.finish is not None, "masks are for a step with constrained rows, once"
+        finish, self.finish = self.finish, None
+        outcome = self.outcome
+        self.outcome = StepResult(outcome.step, outcome.rows + finish(masks), outcome.seconds)
 
     def result(self) -> StepResult:
         """Wait until the step would be over."""
+        assert self.finish is None, "a step with constrained rows chooses before it is read"
         self.clock.wait_until(self.due)
         return self.outcome
 
@@ -48,6 +62,8 @@ class FakeOptions:
     faults: Faults = field(default_factory=Faults)
     check_kv: bool = False
     """Store token ids in fake blocks and compare them at every read: slow, for tests."""
+    preferred_tokens: tuple[int, ...] = ()
+    """Said, the first that is allowed, once a grammar has forbidden what the script says."""
 
 
 class FakeRunner:
@@ -102,12 +118,17 @@ class FakeRunner:
         self._prepare(plan)
         if self._num_steps in faults.failing_steps:
             raise RunnerError(f"step {plan.step} was told to fail")
-        results = tuple(result for step in plan.rows if (result := self._run_row(step)) is not None)
+        late = set(plan.constrained)
+        results = self._run_rows([step for step in plan.rows if step.row not in late])
         seconds = self._options.cost.compute_step_seconds(plan)
         if self._num_steps in faults.stalling_steps:
             seconds += faults.stall_seconds
         self._busy_until = max(self._busy_until, self._clock.now()) + seconds
-        return FakePendingStep(self._clock, self._busy_until, StepResult(plan.step, results, seconds))
+        pending = FakePendingStep(self._clock, self._busy_until, StepResult(plan.step, results, seconds))
+        if late:
+            steps = [step for step in plan.rows if step.row in late]
+            pending.finish = lambda masks: self._run_rows(steps, _list_allowed(masks))
+        return pending
 
     def check(self) -> None:
         """Nothing of it can end by itself."""
@@ -142,7 +163,14 @@ class FakeRunner:
             start=self._script.start(new.tokens[: new.prompt_tokens], seed),
         )
 
-    def _run_row(self, step: RowStep) -> RowResult | None:
+    def _run_rows(
+        self, steps: list[RowStep], allowed: dict[int, frozenset[int]] | None = None
+    ) -> tuple[RowResult, ...]:
+        masks = allowed or {}
+        results = (self._run_row(step, masks.get(step.row)) for step in steps)
+        return tuple(result for result in results if result is not None)
+
+    def _run_row(self, step: RowStep, allowed: frozenset[int] | None) -> RowResult | None:
         row = self._rows[step.row]
         row.table.extend(step.new_blocks)
         end = step.start + step.num_tokens
@@ -165,6 +193,8 @@ class FakeRunner:
             f"row {step.row}: sampled at {end}, but {len(row.tokens)} tokens are known"
         )
         token = self._choose(row)
+        if allowed is not None:
+            token = self._choose_allowed(row, allowed, token)
         row.tokens.append(token)
         wanted = row.sampling.num_logprobs
         logprobs = None if wanted is None else self._describe(token, wanted)
@@ -187,6 +217,16 @@ class FakeRunner:
                 token = next(t for t in range(self._info.vocabulary_size) if t not in row.stop_token_ids)
         return token
 
+    def _choose_allowed(self, row: _Row, allowed: frozenset[int], scripted: int) -> int:
+        """The script's while it keeps to the grammar, then what ends soon: an end, what the options prefer, the lowest."""
+        row.astray = row.astray or scripted not in allowed
+        if not row.astray:
+            return scripted
+        generated = len(row.tokens) - row.prompt_tokens
+        ends = row.stop_token_ids if generated >= row.min_tokens else ()
+        wanted = (*ends, *self._options.preferred_tokens)
+        return next((token for token in wanted if token in allowed), min(allowed, default=0))
+
     def _describe(self, token: int, num_top: int) -> TokenLogprobs:
         size = self._info.vocabulary_size
         top = tuple(((token + i) % size, -0.125 * (i + 1)) for i in range(num_top))
@@ -201,3 +241,12 @@ class FakeRunner:
         first = self._script.next_token(row.start, len(row.tokens) - row.prompt_tokens)
         size = self._info.vocabulary_size
         return tuple(((first + i) % size, -0.125 * (i + 1)) for i in range(num_branches))
+
+
+def _list_allowed(masks: TokenMasks) -> dict[int, frozenset[int]]:
+    """Tokens that each row may choose."""
+    found = {}
+    for line, row in enumerate(masks.rows):
+        bits = int.from_bytes(masks.bits[line * masks.row_bytes : (line + 1) * masks.row_bytes], "little")
+        found[row] = frozenset(token for token in range(8 * masks.row_bytes) if bits >> token & 1)
+    return found

@@ -77,5 +77,6 @@ def _make_failure(news: tuple[SequenceOutput, ...], failure: str | None) -> Stre
     if all(sequence.finish is not FinishReason.ERROR for sequence in news):
         return None
     own = next((sequence.message for sequence in news if sequence.message), "")
-    code = ErrorCode.INVALID_VALUE if own == RowFailure.NO_CHOICE and not failure else ErrorCode.ENGINE_ERROR
+    callers = own in {RowFailure.NO_CHOICE, RowFailure.GRAMMAR} and not failure
+    code = ErrorCode.INVALID_VALUE if callers else ErrorCode.ENGINE_ERROR
     return StreamEnd(EndKind.FAILED, failure or own or "a step of this request failed", code)

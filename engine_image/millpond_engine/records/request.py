@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from millpond_engine.records.grammar import Grammar
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -73,6 +75,8 @@ class Request:
     """Order inside the tenant only; lower runs first."""
     deadline_seconds: float | None = None
     """Monotonic time the first token is due."""
+    grammar: Grammar | None = None
+    """What every sequence's text must follow."""
     metadata: dict[str, str] = field(default_factory=dict, hash=False, compare=False)
 
 

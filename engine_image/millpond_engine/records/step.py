@@ -32,6 +32,8 @@ class NewRow:
     """Ends of sequence, banned while fewer than `min_tokens` are generated."""
     min_tokens: int = 0
     adapter: str = ""
+    constrained: bool = False
+    """Its tokens come from masks: a step that samples it waits for them."""
     request_id: str = ""
     """Whose sequence it is: time to schedule and device time are charged by it. The runner does not read it."""
 
@@ -90,6 +92,8 @@ class StepPlan:
     copies: tuple[BlockCopy, ...] = ()
     swap_out: tuple[BlockMove, ...] = ()
     swap_in: tuple[BlockMove, ...] = ()
+    constrained: tuple[int, ...] = ()
+    """Rows that sample under a grammar: the forward pass may start, the choice of tokens waits for their masks."""
 
     @property
     def num_tokens(self) -> int:
@@ -123,9 +127,15 @@ class RowFailure(StrEnum):
 
     NOT_NUMBERS = "the model produced values that are not numbers"
     NO_CHOICE = (
-        "no token is left to choose: allowed_token_ids, bad_words, logit_bias and min_tokens exclude them all"
+        "no token is left to choose: allowed_token_ids, bad_words, logit_bias, min_tokens and the grammar, where there is "
+        "one, exclude them all"
     )
     """The caller's fault: the request excludes every token."""
+    GRAMMAR = (
+        "the grammar needs more work for one token than this engine does: bound its repetitions, make its patterns "
+        "shorter or give it fewer optional parts"
+    )
+    """The caller's fault: only its use showed it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import torch
 from millpond_engine.records.step import NewRow
 from millpond_engine.runner.cuda_rows import DeviceRows
 from millpond_engine.runner.cuda_runtime import Array, DeviceRuntime
+from millpond_engine.runner.masks import NO_MASKS, RowMasks
 
 _BANNED = float("-inf")
 _ANY = -1
@@ -36,13 +37,31 @@ class LogitEditor:
         self._rows = rows
         self._runtime = runtime
 
-    def edit(self, logits: torch.Tensor, edited: Sequence[EditedRow]) -> None:
-        """Apply in this order: allowed ids, bad words, end tokens below `min_tokens`, bias, penalties."""
+    def edit(self, logits: torch.Tensor, edited: Sequence[EditedRow], masks: RowMasks = NO_MASKS) -> None:
+        """Apply in this order: masks, allowed ids, bad words, end tokens below `min_tokens`, bias, penalties."""
+        self._mask(logits, edited, masks)
         self._keep_allowed(logits, edited)
         self._ban_words(logits, edited)
         self._add(logits, list_bans(edited))
         self._add(logits, [(row.index, *pair) for row in edited for pair in row.info.sampling.logit_bias])
         self._penalize(logits, [row for row in edited if _penalizes(row.info)])
+
+    def _mask(self, logits: torch.Tensor, edited: Sequence[EditedRow], masks: RowMasks) -> None:
+        """The masks travel as bits and are spread out on the device."""
+        rows: Array = np.array([row.info.row for row in edited], np.int64)
+        masked = masks.find(rows)
+        if not masked:
+            return
+        vocabulary = logits.shape[1]
+        bits = self._runtime.upload(masks.pack(rows[masked], vocabulary)).unsqueeze(2)
+        places = torch.arange(8, dtype=torch.uint8, device=logits.device)
+        allowed = bits.bitwise_right_shift(places).bitwise_and_(1).flatten(1)[:, :vocabulary]
+        banned = allowed.eq(0)
+        if len(masked) == logits.shape[0]:
+            logits.masked_fill_(banned, _BANNED)
+            return
+        lines = self._runtime.upload(np.array([edited[place].index for place in masked], np.int64))
+        logits.index_copy_(0, lines, logits.index_select(0, lines).masked_fill_(banned, _BANNED))
 
     def _keep_allowed(self, logits: torch.Tensor, edited: Sequence[EditedRow]) -> None:
         pairs = [(row.index, token) for row in edited for token in row.info.sampling.allowed_token_ids]

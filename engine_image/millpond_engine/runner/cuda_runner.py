@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,12 +13,14 @@ import torch
 from millpond_engine.engine.runner import RunnerError, RunnerInfo
 from millpond_engine.kernels.inputs import PagedAttention, StepInputs
 from millpond_engine.model.decoder import Decoder
+from millpond_engine.records.grammar import TokenMasks
 from millpond_engine.records.step import RowStep, StepPlan, StepResult
 from millpond_engine.runner.cuda_cache import CudaKvCache
 from millpond_engine.runner.cuda_graphs import DecodeGraphs
 from millpond_engine.runner.cuda_rows import DeviceRows
 from millpond_engine.runner.cuda_runtime import DeviceRuntime, Fetch
 from millpond_engine.runner.cuda_sampler import CudaSampler, PendingPrompt, PendingRows
+from millpond_engine.runner.masks import NO_MASKS, RowMasks
 from millpond_engine.runner.sampler import SampledStep
 
 
@@ -34,6 +38,41 @@ class CudaStep:
         for part in self.parts:
             part.finish(arrays, out)
         return StepResult(self.step, tuple(out.rows), fetched.seconds, out.failed)
+
+    def choose(self, masks: TokenMasks) -> None:
+        raise AssertionError(f"step {self.step} has chosen: its plan names no constrained rows")
+
+
+@dataclass(frozen=True, slots=True)
+class _Forward:
+    """A forward pass on the device and what is wanted of it."""
+
+    steps: tuple[RowStep, ...] = ()
+    hidden: torch.Tensor | None = None
+    """Behind the last token of sampled rows, then of all tokens of reported ones."""
+    sampled: tuple[int, ...] = ()
+    reported: tuple[int, ...] = ()
+
+
+class OpenCudaStep:
+    """A step whose forward pass runs on the device while the masks of its choice are made.
+
+    Nothing else may be launched between its pass and its choice: a graph's output is overwritten by the next one.
+    """
+
+    def __init__(self, runner: CudaRunner, plan: StepPlan, forward: _Forward, since: Any) -> None:
+        self._runner = runner
+        self._plan = plan
+        self._forward = forward
+        self._since = since
+        self._chosen: CudaStep | None = None
+
+    def choose(self, masks: TokenMasks) -> None:
+        self._chosen = self._runner.finish(self._plan, self._forward, RowMasks(masks), self._since)
+
+    def result(self) -> StepResult:
+        assert self._chosen is not None, "a step with constrained rows chooses before it is read"
+        return self._chosen.result()
 
 
 class CudaRunner:
@@ -69,18 +108,24 @@ class CudaRunner:
     def info(self) -> RunnerInfo:
         return self._info
 
-    def launch(self, plan: StepPlan) -> CudaStep:
+    def launch(self, plan: StepPlan) -> CudaStep | OpenCudaStep:
         since = self._runtime.mark()
-        try:
-            with torch.inference_mode():
-                parts = self._execute(plan)
-                tensors = [tensor for part in parts for tensor in part.tensors()]
-                return CudaStep(plan.step, parts, self._runtime.fetch(tensors, since))
-        except torch.OutOfMemoryError as error:
-            raise RunnerError(
-                f"step {plan.step} with {plan.num_tokens} tokens needs more memory than the device has left; "
-                f"lower kvCache.devicePercent or scheduling.maxBatchTokens: {error}"
-            ) from error
+        with _failing_alone(plan):
+            forward = self._execute(plan)
+        if plan.constrained:
+            return OpenCudaStep(self, plan, forward, since)
+        return self.finish(plan, forward, NO_MASKS, since)
+
+    def finish(self, plan: StepPlan, forward: _Forward, masks: RowMasks, since: Any) -> CudaStep:
+        """Launch the choice of a step's tokens and their way to the host.
+
+        Raises:
+            RunnerError: the device has no memory left for it.
+        """
+        with _failing_alone(plan):
+            parts = self._sample(forward, masks)
+            tensors = [tensor for part in parts for tensor in part.tensors()]
+            return CudaStep(plan.step, parts, self._runtime.fetch(tensors, since))
 
     def check(self) -> None:
         pass
@@ -93,23 +138,29 @@ class CudaRunner:
         with torch.inference_mode():
             self._cache.poison(blocks)
 
-    def _execute(self, plan: StepPlan) -> list[PendingRows | PendingPrompt]:
+    def _execute(self, plan: StepPlan) -> _Forward:
         self._cache.move(plan)
         self._rows.apply(plan)
         for new in plan.new_rows:
             self._sampler.add(new)
         self._cache.copy(plan.copies)
-        return self._forward(plan.rows) if plan.rows else []
+        return self._run_rows(plan.rows) if plan.rows else _Forward()
 
-    def _forward(self, steps: tuple[RowStep, ...]) -> list[PendingRows | PendingPrompt]:
+    def _run_rows(self, steps: tuple[RowStep, ...]) -> _Forward:
         sampled = [index for index, step in enumerate(steps) if step.sample or step.num_branches]
         reported = [index for index, step in enumerate(steps) if step.prompt_logprobs]
-        hidden = self._hidden(steps, sampled, reported)
+        return _Forward(steps, self._hidden(steps, sampled, reported), tuple(sampled), tuple(reported))
+
+    def _sample(self, forward: _Forward, masks: RowMasks) -> list[PendingRows | PendingPrompt]:
         parts: list[PendingRows | PendingPrompt] = []
+        steps, hidden, sampled = forward.steps, forward.hidden, forward.sampled
+        if hidden is None:
+            return parts
         if sampled:
-            parts.extend(self._sampler.sample([steps[index] for index in sampled], hidden[: len(sampled)]))
+            chosen = [steps[index] for index in sampled]
+            parts.extend(self._sampler.sample(chosen, hidden[: len(sampled)], masks))
         first = len(sampled)
-        for index in reported:
+        for index in forward.reported:
             last = first + steps[index].num_tokens
             parts.append(self._sampler.prompt_logprobs(steps[index], hidden[first:last]))
             first = last
@@ -134,3 +185,16 @@ class CudaRunner:
     ) -> torch.Tensor:
         self._attention.bind(inputs)
         return self._model.forward(ids, self._attention, wanted)
+
+
+@contextmanager
+def _failing_alone(plan: StepPlan) -> Iterator[None]:
+    """Turn the device's lack of memory into the loss of this step."""
+    try:
+        with torch.inference_mode():
+            yield
+    except torch.OutOfMemoryError as error:
+        raise RunnerError(
+            f"step {plan.step} with {plan.num_tokens} tokens needs more memory than the device has left; "
+            f"lower kvCache.devicePercent or scheduling.maxBatchTokens: {error}"
+        ) from error

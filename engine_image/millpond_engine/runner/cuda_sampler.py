@@ -15,6 +15,7 @@ from millpond_engine.runner.cuda_edits import EditedRow, LogitEditor
 from millpond_engine.runner.cuda_reports import ReportTensors, report_tokens
 from millpond_engine.runner.cuda_rows import DeviceRows
 from millpond_engine.runner.cuda_runtime import Array, DeviceRuntime, upload_columns
+from millpond_engine.runner.masks import NO_MASKS, RowMasks
 from millpond_engine.runner.sampler import SLICE_BYTES, SampledStep, explain_row
 from millpond_engine.runner.sampling_table import SamplingTable
 
@@ -92,13 +93,16 @@ class CudaSampler:
         """Keep a row's parameters."""
         self._table.add(new)
 
-    def sample(self, steps: Sequence[RowStep], hidden: torch.Tensor) -> list[PendingRows]:
+    def sample(
+        self, steps: Sequence[RowStep], hidden: torch.Tensor, masks: RowMasks = NO_MASKS
+    ) -> list[PendingRows]:
         """Choose for each step's row, from hidden states in the same order, and put the tokens into their rows."""
         parts = range(0, len(steps), self._slice)
         return [
             self._sample_slice(
                 list(steps[first : first + self._slice]),
                 self._model.scores(hidden[first : first + self._slice]),
+                masks,
             )
             for first in parts
         ]
@@ -116,10 +120,10 @@ class CudaSampler:
             parts.append(report_tokens(logits, tokens, [count] * tokens.shape[0]))
         return PendingPrompt(step.row, parts)
 
-    def _sample_slice(self, steps: list[RowStep], logits: torch.Tensor) -> PendingRows:
+    def _sample_slice(self, steps: list[RowStep], logits: torch.Tensor, masks: RowMasks) -> PendingRows:
         rows = np.fromiter((step.row for step in steps), np.int64, len(steps))
         positions = np.fromiter((step.start + step.num_tokens for step in steps), np.int64, len(steps))
-        edited = self._edit(logits, rows, positions)
+        edited = self._edit(logits, rows, positions, masks)
         lines, places, seeds, top_k = upload_columns(
             self._runtime, [rows, positions, self._table.seeds[rows].view(np.int64), self._table.top_k[rows]]
         )
@@ -138,14 +142,13 @@ class CudaSampler:
             _find_branches(edited, max(step.num_branches for step in steps)),
         )
 
-    def _edit(self, raw: torch.Tensor, rows: Array, positions: Array) -> torch.Tensor:
+    def _edit(self, raw: torch.Tensor, rows: Array, positions: Array, masks: RowMasks) -> torch.Tensor:
         wanted = self._table.edited[rows].nonzero()[0].tolist()
         if not wanted:
             return raw
         logits = raw.clone()
-        self._editor.edit(
-            logits, [EditedRow(i, self._rows.info(int(rows[i])), int(positions[i])) for i in wanted]
-        )
+        edited = [EditedRow(i, self._rows.info(int(rows[i])), int(positions[i])) for i in wanted]
+        self._editor.edit(logits, edited, masks)
         return logits
 
     def _draw(

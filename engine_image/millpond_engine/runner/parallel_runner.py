@@ -11,6 +11,7 @@ import torch.distributed as dist
 from millpond_common.contract.engine_config import EngineConfig
 from millpond_engine.engine.runner import PendingStep, Runner, RunnerError, RunnerInfo
 from millpond_engine.model.split import Share
+from millpond_engine.records.grammar import TokenMasks
 from millpond_engine.records.step import StepPlan, StepResult
 from millpond_engine.runner.collectives import TorchCollectives
 from millpond_engine.runner.group import RankGroup
@@ -25,6 +26,18 @@ class ParallelStep:
     pending: PendingStep
     ranks: RankProcesses
 
+    def choose(self, masks: TokenMasks) -> None:
+        """Let all ranks choose under the same masks.
+
+        Raises:
+            RankLostError: a rank is gone, hangs, or the step failed.
+        """
+        self.ranks.order(Order(masks=masks))
+        try:
+            self.pending.choose(masks)
+        except RunnerError as error:
+            raise self.ranks.explain(str(error)) from error
+
     def result(self) -> StepResult:
         try:
             return self.pending.result()
@@ -35,7 +48,8 @@ class ParallelStep:
 class ParallelRunner:
     """Sends every plan to all ranks and runs its own share of it; not thread-safe.
 
-    All ranks choose the same tokens from the same gathered scores, so nothing but plans goes to the others. A step
+    All ranks choose the same tokens from the same gathered scores, so nothing but plans and
+    masks goes to the others. A step
     that fails on one rank leaves the others elsewhere: it ends the engine, where a single rank's ends its requests.
     """
 

@@ -62,6 +62,9 @@ def _follow(runner: Runner, pipe: Connection[Any, Any]) -> None:
             previous, pending = pending, runner.launch(order.plan)
             if previous is not None:
                 previous.result()
+        if order.masks is not None:
+            assert pending is not None, "masks belong to a step"
+            pending.choose(order.masks)
 
 
 def _end_with_rank_0(number: int) -> None:

@@ -28,6 +28,7 @@ import msgspec
 import structlog
 
 from millpond_common.contract.engine_config import EngineConfig
+from millpond_engine.records.grammar import TokenMasks
 from millpond_engine.records.step import StepPlan
 
 _log = structlog.get_logger(__name__)
@@ -61,6 +62,8 @@ class Order:
     """What rank 0 tells the others to do, in the order it does it itself."""
 
     plan: StepPlan | None = None
+    masks: TokenMasks | None = None
+    """For the choice of the step that was ordered last."""
     poison: tuple[int, ...] = ()
     """For tests: fill these blocks with NaN."""
 

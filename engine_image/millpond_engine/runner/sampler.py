@@ -13,6 +13,7 @@ from millpond_engine.records.step import NewRow, RowFailure, RowResult, RowStep,
 from millpond_engine.runner.draw import DrawParams, draw
 from millpond_engine.runner.edits import edit_logits
 from millpond_engine.runner.logprobs import branches, token_logprobs
+from millpond_engine.runner.masks import NO_MASKS, RowMasks
 from millpond_engine.runner.rows import RowTable
 from millpond_engine.runner.sampling_table import SamplingTable, draw_uniforms
 
@@ -37,11 +38,13 @@ class Sampler:
         self._model = model
         self._slice = max(1, SLICE_BYTES // (4 * model.config.vocabulary_size))
 
-    def sample(self, steps: list[RowStep], hidden: torch.Tensor, out: SampledStep) -> None:
+    def sample(
+        self, steps: list[RowStep], hidden: torch.Tensor, out: SampledStep, masks: RowMasks = NO_MASKS
+    ) -> None:
         """Choose for each step's row, from hidden states in the same order, and note the tokens in the row table."""
         for first in range(0, len(steps), self._slice):
             part = steps[first : first + self._slice]
-            self._sample_slice(part, self._model.scores(hidden[first : first + self._slice]), out)
+            self._sample_slice(part, self._model.scores(hidden[first : first + self._slice]), out, masks)
 
     def prompt_logprobs(self, step: RowStep, hidden: torch.Tensor) -> tuple[TokenLogprobs, ...]:
         """Report the prompt tokens that follow those computed in this step; `hidden` is `[num_tokens, hidden]`."""
@@ -58,14 +61,16 @@ class Sampler:
             found.extend(token_logprobs(logits, tokens, [count] * tokens.shape[0]))
         return tuple(found)
 
-    def _sample_slice(self, steps: list[RowStep], logits: torch.Tensor, out: SampledStep) -> None:
+    def _sample_slice(
+        self, steps: list[RowStep], logits: torch.Tensor, out: SampledStep, masks: RowMasks
+    ) -> None:
         rows = np.fromiter((step.row for step in steps), np.int64, len(steps))
         positions = np.fromiter((step.start + step.num_tokens for step in steps), np.int64, len(steps))
         if self._table.simple[rows].all() and not any(step.num_branches for step in steps):
             best, chosen = self._model.ops.argmax(logits)
             reports: list[TokenLogprobs | None] = [None] * len(steps)
         else:
-            edited = self._edit(logits, rows, positions)
+            edited = self._edit(logits, rows, positions, masks)
             best, chosen = edited.amax(-1), draw(edited, self._params(rows, positions, edited.device))
             self._report_branches(steps, edited, out)
             reports = self._report(logits, rows, chosen)
@@ -82,11 +87,18 @@ class Sampler:
             for i, token in zip(kept, tokens[kept].tolist(), strict=True)
         )
 
-    def _edit(self, raw: torch.Tensor, rows: np.ndarray, positions: np.ndarray) -> torch.Tensor:
+    def _edit(
+        self, raw: torch.Tensor, rows: np.ndarray, positions: np.ndarray, masks: RowMasks
+    ) -> torch.Tensor:
         wanted = self._table.edited[rows].nonzero()[0].tolist()
         if not wanted:
             return raw
         edited = raw.clone()
+        masked = masks.find(rows)
+        if masked:
+            banned = torch.from_numpy(masks.list_banned(rows[masked], raw.shape[1])).to(raw.device)
+            for index, row_banned in zip(masked, banned, strict=True):
+                edited[index].masked_fill_(row_banned, -math.inf)
         for index in wanted:
             info: NewRow = self._rows.info(int(rows[index]))
             edit_logits(edited[index], info, self._rows.tokens[rows[index], : positions[index]])

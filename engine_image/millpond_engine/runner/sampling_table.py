@@ -28,7 +28,7 @@ class SamplingTable:
             self.floats[index, new.row] = getattr(new.sampling, name)
         self.top_k[new.row] = new.sampling.top_k
         self.seeds[new.row] = new.seed & 0xFFFF_FFFF_FFFF_FFFF
-        self.edited[new.row] = edits_logits(new.sampling) or new.min_tokens > 0
+        self.edited[new.row] = edits_logits(new.sampling) or new.min_tokens > 0 or new.constrained
         self.simple[new.row] = (
             new.sampling.temperature == 0 and not self.edited[new.row] and new.sampling.num_logprobs is None
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aiohttp import web
@@ -12,6 +12,7 @@ from aiohttp import web
 from millpond_engine.loop.stream import Delivery
 from millpond_engine.records.step import TokenLogprobs
 from millpond_engine.server.answer import answer_call
+from millpond_engine.server.binding import bind_grammar
 from millpond_engine.server.choices import ChoicePiece, TokenEntry
 from millpond_engine.server.context import CONTEXT, ServerContext
 from millpond_engine.server.conversation import ToolPlan, plan_tools, render_conversation
@@ -27,6 +28,7 @@ from millpond_engine.server.prepare import (
     truncate,
 )
 from millpond_engine.server.schema import ChatBody
+from millpond_engine.server.toolgrammar import constrain_chat
 from millpond_engine.text.tokenizer import Tokenizer
 from millpond_engine.text.toolcalls import CallFound, Event, ToolCallParser
 
@@ -39,6 +41,7 @@ async def handle_chat(request: web.Request) -> web.StreamResponse:
     caller = read_caller(request, default_class=context.config.scheduling.default_class, now=now)
     loop = asyncio.get_running_loop()
     call, plan = await loop.run_in_executor(context.executor, prepare, context, body, caller, now)
+    call = await bind_grammar(context, call, tenant=caller.tenant)
     return await answer_call(context, request, call, ChatRenderer(context.tokenizer, call, plan))
 
 
@@ -52,6 +55,7 @@ def prepare(
     """
     options = make_options(context, body, prefix="chatcmpl", num_logprobs=_get_num_logprobs(body))
     plan = plan_tools(body, context)
+    constraint = constrain_chat(body, plan, context.limits, has_grammars=context.grammars is not None)
     rule = _make_rule(context, body)
     text = render_conversation(body, context, plan)
     tokens = encode_prompt(
@@ -68,7 +72,7 @@ def prepare(
         received_at=received_at,
         num_prompt_logprobs=options.num_prompt_logprobs,
     )
-    return call, plan
+    return replace(call, constraint=constraint), plan
 
 
 def _get_num_logprobs(body: ChatBody) -> int | None:

@@ -13,7 +13,6 @@ from millpond_engine.text.tokenizer import Tokenizer
 
 _INT64 = 1 << 63
 _REFUSED = (
-    "structured_outputs",
     "prompt_embeds",
     "suffix",
     "guided_json",
@@ -37,13 +36,25 @@ _REFUSED = (
     "web_search_options",
 )
 """Of OpenAI's interface and of other engines'."""
-_HINTS = {"functions": "use tools", "function_call": "use tool_choice"}
+_HINTS = {
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "guided_json": 'use structured_outputs: {"json": ...}',
+    "guided_regex": 'use structured_outputs: {"regex": ...}',
+    "guided_choice": 'use structured_outputs: {"choice": ...}',
+    "guided_grammar": 'use structured_outputs: {"grammar": ...}',
+    "guided_decoding_backend": "there is one; remove the field",
+    "json_schema": 'use response_format, or structured_outputs: {"json": ...}',
+    "regex": 'use structured_outputs: {"regex": ...}',
+    "ebnf": 'use structured_outputs: {"grammar": ...}',
+    "grammar": 'use structured_outputs: {"grammar": ...}',
+}
 _HARMLESS = {"functions": [], "function_call": "none", "modalities": ["text"]}
 """What asks for nothing."""
 
 
-def check_supported(body: CommonBody) -> None:
-    """Refuse fields whose being ignored would change the meaning.
+def check_supported(body: CommonBody, *, has_grammars: bool) -> None:
+    """Refuse fields whose being ignored would change the meaning; without grammars all that needs one.
 
     Raises:
         RequestError: naming the field.
@@ -51,10 +62,16 @@ def check_supported(body: CommonBody) -> None:
     for name in _REFUSED:
         value = getattr(body, name)
         if value is not None and (name not in _HARMLESS or value != _HARMLESS[name]):
-            hint = _HINTS.get(name, "this engine generates free text from text; remove the field")
+            hint = _HINTS.get(name, "this engine does not serve it; remove the field")
             raise unsupported(name, hint)
-    if body.response_format is not None and body.response_format.get("type", "text") != "text":
-        raise unsupported("response_format", 'only {"type": "text"} is served')
+    if has_grammars:
+        return
+    if body.structured_outputs is not None:
+        raise unsupported("structured_outputs", "this engine has no grammar library; remove the field")
+    if body.response_format is not None and body.response_format.type != "text":
+        raise unsupported(
+            "response_format", 'this engine has no grammar library; only {"type": "text"} is served'
+        )
 
 
 def check_stream(body: CommonBody) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aiohttp import web
@@ -13,6 +13,7 @@ from millpond_engine.loop.stream import Delivery
 from millpond_engine.records.step import TokenLogprobs
 from millpond_engine.server import checks
 from millpond_engine.server.answer import Answer, answer_call
+from millpond_engine.server.binding import bind_grammar
 from millpond_engine.server.choices import ChoicePiece
 from millpond_engine.server.context import CONTEXT, ServerContext
 from millpond_engine.server.errors import bad_value
@@ -29,6 +30,7 @@ from millpond_engine.server.prepare import (
 )
 from millpond_engine.server.schema import CompletionBody
 from millpond_engine.server.sse import encode_json
+from millpond_engine.server.structured import read_constraint
 from millpond_engine.text.tokenizer import Tokenizer, decode
 
 _DEFAULT_MAX_TOKENS = 16
@@ -50,6 +52,7 @@ async def handle_completions(request: web.Request) -> web.StreamResponse:
     caller = read_caller(request, default_class=context.config.scheduling.default_class, now=now)
     loop = asyncio.get_running_loop()
     call, prompts = await loop.run_in_executor(context.executor, prepare, context, body, caller, now)
+    call = await bind_grammar(context, call, tenant=caller.tenant)
     renderer = CompletionRenderer(
         context.tokenizer, call, prompts if body.echo else None, body.max_tokens == 0
     )
@@ -76,6 +79,7 @@ def prepare(
     if body.echo and body.use_beam_search:
         raise bad_value("echo", "cannot be combined with use_beam_search")
     options = make_options(context, body, prefix="cmpl", num_logprobs=num_logprobs)
+    constraint = read_constraint(body, context.limits)
     rule = LengthRule(_DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens, None)
     prompts = [_make_prompt(context, body, rule, prompt) for prompt in _split_prompts(context, body)]
     prompt_logprobs = [value for value in (options.num_prompt_logprobs,) if value is not None]
@@ -91,7 +95,7 @@ def prepare(
         received_at=received_at,
         num_prompt_logprobs=max(prompt_logprobs, default=None),
     )
-    return call, prompts
+    return replace(call, constraint=constraint), prompts
 
 
 def _split_prompts(context: ServerContext, body: CompletionBody) -> Sequence[str | list[int]]:

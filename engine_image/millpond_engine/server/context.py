@@ -9,6 +9,7 @@ from aiohttp import web
 
 from millpond_common.contract.engine_config import EngineConfig
 from millpond_common.contract.openai import ErrorCode
+from millpond_engine.grammar.service import GrammarService
 from millpond_engine.loop.kv_publisher import KvPublisher
 from millpond_engine.loop.thread import EngineThread
 from millpond_engine.server.errors import make_error
@@ -44,6 +45,8 @@ class ServerContext:
     model_root: str = ""
     """A name or path from which a client can load the tokenizer."""
     events: KvPublisher | None = None
+    grammars: GrammarService | None = None
+    """Absent where no grammar library is installed."""
     longest_token_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -65,6 +68,13 @@ class ServerContext:
         """Ids that both the tokenizer and the model's matrices have: tokens added to one alone cannot be asked for."""
         info, own = self.thread.snapshot.info, self.tokenizer.facts.vocabulary_size
         return min(own, info.vocabulary_size) if info else own
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """Tokens of the vocabulary that end a text: those of the model's configuration and of its tokenizer."""
+        info = self.thread.snapshot.info
+        known = (*(info.eos_token_ids if info else ()), *self.tokenizer.facts.eos_token_ids)
+        return tuple(dict.fromkeys(token for token in known if token < self.vocabulary_size))
 
     def find_model(self, name: str | None) -> tuple[str, str]:
         """(served name, adapter) for the `model` field.

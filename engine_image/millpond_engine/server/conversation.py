@@ -38,6 +38,8 @@ class ToolPlan:
     """Text of a call that the prompt begins, so that the model can only go on with it."""
     max_calls: int | None = None
     """Most calls of one choice; absent: any number."""
+    callable: tuple[Tool, ...] = ()
+    """Tools that a grammar lets the answer call."""
 
 
 def plan_tools(body: ChatBody, context: ServerContext) -> ToolPlan:
@@ -61,12 +63,16 @@ def plan_tools(body: ChatBody, context: ServerContext) -> ToolPlan:
     taught = toolcalls.is_taught_by(_get_template(body.chat_template, context, tools))
     most = 1 if body.parallel_tool_calls is False else None
     if choice == "auto":
-        return ToolPlan(tools, parse=taught, max_calls=most)
+        return ToolPlan(tools, parse=taught, max_calls=most, callable=tools)
     if not taught:
         raise unsupported(
             "tool_choice", "this model's chat template teaches no tool-call form; use auto or none"
         )
-    return ToolPlan(tools, parse=True, forced_prefix=_make_prefix(tools, choice), max_calls=most)
+    forced = _make_prefix(tools, choice)
+    if isinstance(choice, NamedTool):
+        only = tuple(tool for tool in tools if tool.function.name == choice.function.name)[:1]
+        return ToolPlan(tools, parse=True, forced_prefix=forced, max_calls=1, callable=only)
+    return ToolPlan(tools, parse=True, forced_prefix=forced, max_calls=most, callable=tools)
 
 
 def _make_prefix(tools: tuple[Tool, ...], choice: str | NamedTool) -> str:

@@ -121,7 +121,7 @@ def _check_guided(body: bytes) -> None:
     """Refuse every top-level `guided_*` field, also those that the schema does not list."""
     for name, value in msgspec.json.decode(body, type=dict[str, msgspec.Raw]).items():
         if name.startswith("guided_") and bytes(value) != b"null":
-            raise unsupported(name, "this engine does not constrain its output; remove the field")
+            raise unsupported(name, "use structured_outputs, or response_format")
 
 
 def _translate(error: msgspec.ValidationError) -> RequestError:

@@ -24,6 +24,14 @@ class ServerLimits:
     max_allowed_tokens: int = 65_536
     max_bad_words: int = 128
     max_salt_characters: int = 1024
+    max_schema_characters: int = 131_072
+    """Of a JSON schema, of all choices, and of the schemas of all tools that a call may name."""
+    max_schema_depth: int = 100
+    """Levels of JSON; an object inside an object is two."""
+    max_schema_properties: int = 1000
+    max_regex_characters: int = 8192
+    max_grammar_characters: int = 16_384
+    max_choices: int = 1024
     max_detokenized_tokens: int = 262_144
     max_template_bytes: int = 65_536
     body_seconds: float = 30.0

@@ -15,6 +15,7 @@ from millpond_engine.server.context import ServerContext
 from millpond_engine.server.errors import bad_value, make_error
 from millpond_engine.server.intake import Caller
 from millpond_engine.server.schema import CommonBody
+from millpond_engine.server.structured import Constraint
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class PreparedCall:
     options: CallOptions
     requests: tuple[Request, ...]
     received_at: float
+    constraint: Constraint | None = None
+    """What the text must follow, not compiled yet."""
 
     @property
     def num_choices(self) -> int:
@@ -117,7 +120,7 @@ def make_options(
     Raises:
         RequestError: naming the field.
     """
-    checks.check_supported(body)
+    checks.check_supported(body, has_grammars=context.grammars is not None)
     checks.check_stream(body)
     model, _ = context.find_model(body.model)
     stream = body.stream_options

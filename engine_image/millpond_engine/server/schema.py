@@ -18,6 +18,39 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
+class JsonSchemaFormat(msgspec.Struct, kw_only=True):
+    """The schema of a response format; every one is followed exactly, `strict` or not."""
+
+    name: str
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True):
+    """OpenAI's form of structured output."""
+
+    type: str = "text"
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's form of structured output: exactly one of the first five."""
+
+    json: dict[str, Any] | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool | None = None
+    disable_fallback: bool | None = None
+    """There is one library and no fallback."""
+    # refused by name when given
+    structural_tag: Any = None
+    whitespace_pattern: str | None = None
+    disable_additional_properties: bool | None = None
+
+
 class CommonBody(msgspec.Struct, kw_only=True):
     """Fields of both generation endpoints."""
 
@@ -54,9 +87,9 @@ class CommonBody(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     # refused by name when given
-    response_format: dict[str, Any] | None = None
-    structured_outputs: Any = None
     prompt_embeds: Any = None
     suffix: str | None = None
     guided_json: Any = None

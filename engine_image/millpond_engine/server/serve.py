@@ -91,6 +91,8 @@ class Server:
         for runner in self._runners:
             await runner.cleanup()
         self._context.executor.shutdown(wait=False, cancel_futures=True)
+        if self._context.grammars is not None:
+            self._context.grammars.close()
         loading = self._context.thread.snapshot.phase is LoopPhase.LOADING
         seconds = 1.0 if loading else _STOP_SECONDS
         return await asyncio.to_thread(self._context.thread.stop, timeout_seconds=seconds)

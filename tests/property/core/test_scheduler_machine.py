@@ -9,9 +9,9 @@ from tests.unit.millpond_engine.core.harness import Loop, expect, make_request
 from tests.unit.millpond_engine.core.test_eng_groups import assert_beams
 
 from millpond_engine.core.sequence import mix_seed
-from millpond_engine.core.settings import ClassRule, SchedulerSettings, TenantRule
 from millpond_engine.records.capacity import Capacity
 from millpond_engine.records.request import BeamParams, SamplingParams
+from millpond_engine.records.settings import ClassRule, SchedulerSettings, TenantRule
 
 CLASSES = (
     ClassRule("interactive", priority=10, ttft_seconds=0.1, reserved_percent=20),

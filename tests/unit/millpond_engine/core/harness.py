@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from millpond_engine.core.scheduler import Scheduler
-from millpond_engine.core.settings import SchedulerSettings
 from millpond_engine.engine.speeds import SpeedMeter, make_sample
 from millpond_engine.records.capacity import Capacity
 from millpond_engine.records.outputs import StepOutput
@@ -24,6 +23,7 @@ from millpond_engine.records.request import (
     SamplingParams,
     StopParams,
 )
+from millpond_engine.records.settings import SchedulerSettings
 from millpond_engine.records.step import NewRow, RowResult, RowStep, StepPlan, StepResult, TokenLogprobs
 
 VOCABULARY = 1000

@@ -10,9 +10,9 @@ from tests.unit.millpond_engine.core.harness import Loop, TokenRunner, make_requ
 from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from millpond_engine.core.settings import SchedulerSettings
 from millpond_engine.records.capacity import Capacity
 from millpond_engine.records.request import BeamParams
+from millpond_engine.records.settings import SchedulerSettings
 
 SIZE = 23
 END = 5

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.unit.millpond_engine.core.harness import Loop, expect, make_request
 
-from millpond_engine.core.settings import ClassRule, SchedulerSettings
 from millpond_engine.records.capacity import Capacity
 from millpond_engine.records.request import RefusalReason, SamplingParams, WaitReason
+from millpond_engine.records.settings import ClassRule, SchedulerSettings
 
 CLASSES = (ClassRule("interactive", priority=100), ClassRule("batch", priority=0))
 

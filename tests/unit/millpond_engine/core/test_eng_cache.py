@@ -8,10 +8,10 @@ import pytest
 from tests.unit.millpond_engine.core.harness import Loop, expect, make_request
 
 from millpond_engine.core import tree
-from millpond_engine.core.settings import ClassRule, SchedulerSettings, TenantRule
 from millpond_engine.records.capacity import Capacity
 from millpond_engine.records.outputs import BlocksRemoved, BlocksStored, CacheCleared
 from millpond_engine.records.request import SamplingParams
+from millpond_engine.records.settings import ClassRule, SchedulerSettings, TenantRule
 
 B = 16
 PROMPT_LOGPROBS = SamplingParams(temperature=0.0, seed=0, num_prompt_logprobs=0)

@@ -9,9 +9,9 @@ from tests.unit.millpond_engine.core.harness import Loop, expect, make_request, 
 
 from millpond_engine.core.beam import BeamSearch
 from millpond_engine.core.sequence import mix_seed
-from millpond_engine.core.settings import ClassRule, SchedulerSettings
 from millpond_engine.records.capacity import Capacity
 from millpond_engine.records.request import BeamParams, FinishReason, RefusalReason, SamplingParams
+from millpond_engine.records.settings import ClassRule, SchedulerSettings
 
 CLASSES = (ClassRule("high", priority=1), ClassRule("low", priority=0))
 

@@ -7,9 +7,9 @@ import random
 import pytest
 from tests.unit.millpond_engine.core.harness import Loop, expect, make_request
 
-from millpond_engine.core.settings import ClassRule, SchedulerSettings, TenantRule
 from millpond_engine.records.capacity import Capacity
 from millpond_engine.records.request import BeamParams, FinishReason
+from millpond_engine.records.settings import ClassRule, SchedulerSettings, TenantRule
 from millpond_engine.records.step import StepResult
 
 OVERLAP = pytest.mark.parametrize("overlap", [False, True])

@@ -8,9 +8,9 @@ import pytest
 from tests.unit.millpond_engine.core.harness import VOCABULARY, Loop, TokenRunner, crc, expect, make_request
 
 from millpond_engine.core.builder import PlanBuilder
-from millpond_engine.core.settings import ClassRule, SchedulerSettings
 from millpond_engine.records.capacity import Capacity
 from millpond_engine.records.request import RefusalReason, SamplingParams
+from millpond_engine.records.settings import ClassRule, SchedulerSettings
 
 LADDER = (ClassRule("low", priority=0), ClassRule("middle", priority=1), ClassRule("high", priority=2))
 

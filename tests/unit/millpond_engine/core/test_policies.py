@@ -9,9 +9,9 @@ from tests.unit.millpond_engine.core.harness import Loop, make_request
 
 from millpond_common.contract.engine_config import ClassConfig, SchedulingConfig, TenantConfig
 from millpond_engine.commands.scheduling import make_settings
-from millpond_engine.core.settings import ClassRule, SchedulerSettings, TenantRule
 from millpond_engine.records.capacity import Capacity
 from millpond_engine.records.request import RefusalReason, WaitReason
+from millpond_engine.records.settings import ClassRule, SchedulerSettings, TenantRule
 
 HIGH_LOW = (ClassRule("high", priority=5), ClassRule("low", priority=1))
 

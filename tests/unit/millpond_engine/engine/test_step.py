@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import pytest
 
 from millpond_engine.core.scheduler import Scheduler
-from millpond_engine.core.settings import SchedulerSettings
 from millpond_engine.engine.runner import RunnerInfo
 from millpond_engine.engine.step import Engine, make_epoch
 from millpond_engine.fake.clock import VirtualClock
@@ -15,6 +14,7 @@ from millpond_engine.fake.cost import CostModel, make_faults
 from millpond_engine.fake.runner import FakeOptions, FakeRunner
 from millpond_engine.fake.script import StoryScript, make_story
 from millpond_engine.records.request import FinishReason, Request, SamplingParams, StopParams
+from millpond_engine.records.settings import SchedulerSettings
 
 STORY = make_story([tuple(range(10, 40)), tuple(range(50, 75))], end_token=1, output_tokens=20)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from millpond_engine.model.config import ModelConfig
 from millpond_engine.model.rope import RopeSettings
+from millpond_engine.records.grammar import TokenMasks
 from millpond_engine.records.request import SamplingParams
 from millpond_engine.records.step import BlockCopy, BlockMove, NewRow, RowStep, StepPlan
 from millpond_engine.runner.cuda_load import make_runner, run_largest_step
@@ -104,6 +106,32 @@ def test_every_kind_of_step_runs_without_waiting(runner: CudaRunner) -> None:
     assert [[row.row for row in result.rows] for result in results] == [[0, 1, 3], [0, 1, 2, 4], [0, 1]]
     assert len(results[1].rows[3].prompt_logprobs) == 19
     assert len(results[2].rows[0].branches) == 3
+
+
+@pytest.mark.parametrize("size", [2, 100])
+def test_a_step_under_masks_waits_for_them_and_for_nothing_else(
+    runner: CudaRunner, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """The forward pass is launched first; masks travel as bits and are spread out on the device."""
+    monkeypatch.setattr(runner._sampler, "_slice", size)
+    bound = replace(make_row(1, EVERYTHING), constrained=True)
+    news = (make_row(0), bound, replace(make_row(2), constrained=True), make_row(3))
+    first = StepPlan(0, tuple(RowStep(row, 0, 5) for row in range(4)), news, constrained=(1, 2))
+    decode = StepPlan(1, tuple(RowStep(row, 5, 1) for row in range(4)), constrained=(1, 2))
+    alone = StepPlan(2, (RowStep(1, 6, 1), RowStep(2, 6, 1)), constrained=(1, 2))
+    gone = StepPlan(3, (RowStep(1, 7, 1),), constrained=(1,))
+    masks = TokenMasks((2, 1), bytes(range(256)), 128)
+    pending = []
+    for plan in (first, decode, alone, gone):
+        pending.append(runner.launch(plan))
+        pending[-1].choose(masks if plan is not gone else TokenMasks())
+    results = [step.result() for step in pending]
+    assert [[row.row for row in result.rows] for result in results] == [
+        [0, 1, 2, 3],
+        [0, 1, 2, 3],
+        [1, 2],
+        [1],
+    ]
 
 
 def test_a_plan_without_rows_runs(runner: CudaRunner) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from tests.support.gpu_runtimes import EagerRuntime
 
+from millpond_engine.records.grammar import TokenMasks
 from millpond_engine.records.request import SamplingParams
 from millpond_engine.records.step import NewRow, RowStep, StepPlan
 from millpond_engine.runner.cuda_device import DeviceUnavailableError, explain_missing_compiler, find_gpu
@@ -23,6 +24,7 @@ from millpond_engine.runner.cuda_reports import report_tokens
 from millpond_engine.runner.cuda_rows import DeviceRows
 from millpond_engine.runner.edits import edit_logits
 from millpond_engine.runner.logprobs import token_logprobs
+from millpond_engine.runner.masks import RowMasks
 from millpond_engine.runner.memory import PoolTooSmallError
 
 EDITS = [
@@ -41,8 +43,9 @@ def make_rows(infos: list[NewRow], max_tokens: int = 64) -> DeviceRows:
     return rows
 
 
+@pytest.mark.parametrize("masked", [(), (1, 4), tuple(range(6))], ids=["free", "some", "all"])
 @pytest.mark.parametrize("seed", range(3))
-def test_edits_on_the_device_equal_those_on_the_host(seed: int) -> None:
+def test_edits_on_the_device_equal_those_on_the_host(seed: int, masked: tuple[int, ...]) -> None:
     generator = random.Random(seed)
     infos = []
     for row, sampling in enumerate(EDITS):
@@ -52,10 +55,13 @@ def test_edits_on_the_device_equal_those_on_the_host(seed: int) -> None:
     rows = make_rows(infos)
     logits = torch.randn(len(infos), 60)
     expected = logits.clone()
+    masks = RowMasks(TokenMasks(masked, generator.randbytes(9 * len(masked)), 9))
+    for row in masked:
+        expected[row].masked_fill_(torch.from_numpy(masks.list_banned(np.array([row]), 60))[0], float("-inf"))
     for line, info in zip(expected, infos, strict=True):
         edit_logits(line, info, np.array(info.tokens, np.int32))
     edited = [EditedRow(i, info, len(info.tokens)) for i, info in enumerate(infos)]
-    LogitEditor(rows, EagerRuntime()).edit(logits, edited)
+    LogitEditor(rows, EagerRuntime()).edit(logits, edited, masks)
     torch.testing.assert_close(logits, expected)
 
 

@@ -35,6 +35,11 @@ COMPLETIONS: dict[str, list[Any]] = {
     "seed": [5],
     "cache_salt": ["x"],
     "skip_special_tokens": [False],
+    "response_format": [
+        {"type": "json_object"},
+        {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": [1, "two"]}}},
+    ],
+    "structured_outputs": [{"regex": "a+b?"}, {"json": {"type": "integer"}, "disable_any_whitespace": True}],
 }
 CHAT: dict[str, list[Any]] = {
     name: values for name, values in COMPLETIONS.items() if name not in ("prompt", "echo", "logprobs")

@@ -71,8 +71,6 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     (COMPLETION | {"bad_words": [""]}, "bad_words", "invalid_value"),
     (COMPLETION | {"suffix": "x"}, "suffix", "unsupported_field"),
     (COMPLETION | {"prompt_embeds": "AAAA"}, "prompt_embeds", "unsupported_field"),
-    (COMPLETION | {"structured_outputs": {"json": {}}}, "structured_outputs", "unsupported_field"),
-    (COMPLETION | {"response_format": {"type": "json_object"}}, "response_format", "unsupported_field"),
     (COMPLETION | {"guided_regex": "a+"}, "guided_regex", "unsupported_field"),
     (COMPLETION | {"guided_surprise": 1}, "guided_surprise", "unsupported_field"),
     *[
@@ -111,7 +109,6 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ),
     (CHAT | {"tools": [{"type": "retrieval", "function": {"name": "f"}}]}, "tools", "unsupported_field"),
     (CHAT | {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "invalid_value"),
-    (CHAT | {"response_format": {"type": "json_schema"}}, "response_format", "unsupported_field"),
 ]
 
 
