@@ -74,18 +74,26 @@ def make_guided_world(**options: Any) -> tuple[World, SumMasker]:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("num_blocks", [64, 14], ids=["roomy", "preempting"])
-def test_rows_with_and_without_a_grammar_say_what_they_say_alone(overlap: bool, num_blocks: int) -> None:
-    world, _ = make_guided_world(overlap=overlap, num_blocks=num_blocks)
-    prompts = {f"r{i}": tuple(range(2, 5 + 3 * i)) for i in range(6)}
+@pytest.mark.parametrize(
+    ("num_blocks", "mode"), [(90, None), (16, "Recompute"), (16, "Swap")], ids=["roomy", "recompute", "swap"]
+)
+def test_rows_with_and_without_a_grammar_say_what_they_say_alone(
+    overlap: bool, num_blocks: int, mode: str | None
+) -> None:
+    world, _ = make_guided_world(
+        overlap=overlap, num_blocks=num_blocks, num_host_blocks=30, preemption=mode or "Auto"
+    )
+    prompts = {f"r{i}": tuple(range(2, 4 + i)) for i in range(8)}
     for number, (name, prompt) in enumerate(prompts.items()):
-        grammar = SumGrammar(9 + number) if number % 2 else None
+        grammar = SumGrammar(12 + number) if number % 2 else None
         assert world.engine.add(make_request(name, prompt, grammar=grammar)) is None
     world.run()
     for number, (name, prompt) in enumerate(prompts.items()):
-        wanted = expect_sums(9 + number) if number % 2 else expect(STORY, prompt, 20)
+        wanted = expect_sums(12 + number) if number % 2 else expect(STORY, prompt, 20)
         assert world.tokens[name, 0] == wanted
         assert world.finishes[name, 0] is FinishReason.STOP
+    modes = {preempted.mode.value for preempted in world.preemptions}
+    assert modes == ({mode.lower()} if mode else set())
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -13,6 +13,7 @@ from millpond_engine.fake.clock import VirtualClock
 from millpond_engine.fake.cost import CostModel, make_faults
 from millpond_engine.fake.runner import FakeOptions, FakeRunner
 from millpond_engine.fake.script import StoryScript, make_story
+from millpond_engine.records.outputs import Preempted
 from millpond_engine.records.request import FinishReason, Request, SamplingParams, StopParams
 from millpond_engine.records.settings import SchedulerSettings
 
@@ -29,6 +30,7 @@ class World:
     tokens: dict[tuple[str, int], list[int]] = field(default_factory=dict)
     finishes: dict[tuple[str, int], FinishReason] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
+    preemptions: list[Preempted] = field(default_factory=list)
     num_steps: int = 0
 
     def step(self) -> None:
@@ -38,6 +40,7 @@ class World:
             return
         if report.failure:
             self.failures.append(report.failure)
+        self.preemptions += report.output.preemptions
         for output in report.output.sequences:
             key = (output.request_id, output.index)
             self.tokens.setdefault(key, []).extend(output.tokens)
@@ -56,7 +59,12 @@ class World:
 
 
 def make_world(
-    *, overlap: bool, num_blocks: int = 64, faults: tuple[int, ...] = (), **settings: object
+    *,
+    overlap: bool,
+    num_blocks: int = 64,
+    num_host_blocks: int = 0,
+    faults: tuple[int, ...] = (),
+    **settings: object,
 ) -> World:
     info = RunnerInfo(
         model="fake",
@@ -64,7 +72,7 @@ def make_world(
         max_model_tokens=256,
         block_tokens=4,
         num_blocks=num_blocks,
-        num_host_blocks=0,
+        num_host_blocks=num_host_blocks,
         bytes_per_block=64,
         dtype="none",
         device="fake",
