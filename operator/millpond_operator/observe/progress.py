@@ -13,6 +13,8 @@ from millpond_operator.plan.snapshot import Pod
 
 Clock = Callable[[], float]
 KEEP_SECONDS = 15.0
+KEEP_SILENT_SECONDS = 3.0
+"""Until the first line, which may be that nothing can be reached."""
 KEEP_FORBIDDEN_SECONDS = 600.0
 MAX_PODS = 4
 """Replicas of one pool whose logs are read at a time; they fetch the same files."""
@@ -48,7 +50,7 @@ class FetchProgress:
     async def _refresh(self, namespace: str, pod: Pod, container: str) -> None:
         now = self._clock()
         at, line = self._known.get(pod.uid, (float("-inf"), ""))
-        if now - at < KEEP_SECONDS or now < self._forbidden_until:
+        if now - at < (KEEP_SECONDS if line else KEEP_SILENT_SECONDS) or now < self._forbidden_until:
             return
         try:
             log = await self._kube.fetch_log(namespace, pod.name, container, tail_lines=TAIL_LINES)

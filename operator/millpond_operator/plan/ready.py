@@ -152,9 +152,9 @@ def _check_failures(facts: Facts) -> tuple[ConditionReason, str] | None:
 def _check_rollout(facts: Facts) -> tuple[ConditionReason, str] | None:
     for role in facts.roles:
         if role.counts.rolling:
-            updated = len(role.current_pods)
-            text = f"{updated} of {_count(role.desired)} updated to revision {role.revision}; {role.counts.message}"
-            return role.counts.reason, text
+            answering = sum(1 for pod in role.current_pods if pod.uid in role.answering)
+            text = f"{len(role.current_pods)} of {_count(role.desired)} updated to revision {role.revision}"
+            return role.counts.reason, f"{text}, {answering} of them answering; {role.counts.message}"
     return None
 
 
@@ -185,12 +185,19 @@ def _check_pods(facts: Facts) -> tuple[ConditionReason, str] | None:
     if not waiting:
         cordoned = [pod for pod in facts.current_pods if pod.cordoned]
         return (ConditionReason.DRAINING, f"cordoned: {_name(cordoned)}") if cordoned else None
-    pod = waiting[0]
-    fetching = any(container.is_init and container.running for container in pod.containers)
-    loading = any(not container.is_init and container.running for container in pod.containers)
-    doing = "fetching the model" if fetching else "loading the model" if loading else "starting"
-    text = f"{_count(len(waiting))} of {facts.desired} not ready: {_name(waiting)} ({doing})"
+    text = f"{_count(len(waiting))} of {facts.desired} not ready: {_name(waiting)} ({_tell_doing(facts, waiting)})"
     return ConditionReason.REPLICAS_NOT_READY, text + _tell_ended(facts)
+
+
+def _tell_doing(facts: Facts, waiting: list[Pod]) -> str:
+    """What the first of them does. A fetch that fails and tries again says so here, long before it gives up."""
+    containers = waiting[0].containers
+    if any(container.is_init and container.running for container in containers):
+        told = (facts.snapshot.fetch_progress.get(pod.uid) for pod in waiting)
+        progress = next((line for line in told if line), "")
+        return f"fetching the model: {progress}" if progress else "fetching the model"
+    loading = any(not container.is_init and container.running for container in containers)
+    return "loading the model" if loading else "starting"
 
 
 def _tell_ended(facts: Facts) -> str:

@@ -171,6 +171,20 @@ async def test_op_048_progress_is_read_now_and_then_while_a_model_is_fetched() -
     assert kube.calls == 2
 
 
+async def test_a_fetch_that_has_told_nothing_yet_is_asked_again_soon() -> None:
+    kube, clock = LogKube(), Clock()
+    kube.answer = ""
+    progress = FetchProgress(kube, clock)  # type: ignore[arg-type]
+    fetching = make_pod("p", containers=(make_container(name="fetch-model", is_init=True),))
+    assert await progress.fetch_lines("ns", [fetching]) == {}
+    kube.answer = "fetch: Unreachable: https://hub.example: ConnectError: refused; trying again\n"
+    assert await progress.fetch_lines("ns", [fetching]) == {}, "but not at once"
+    clock.now += 3
+    (line,) = (await progress.fetch_lines("ns", [fetching])).values()
+    assert line.endswith("refused; trying again")
+    assert kube.calls == 2
+
+
 async def test_without_the_right_to_read_logs_nobody_asks_again_soon() -> None:
     kube, clock = LogKube(), Clock()
     kube.answer = ForbiddenError("no")

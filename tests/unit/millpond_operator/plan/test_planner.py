@@ -144,6 +144,20 @@ def test_op_024_ready_is_false_for_a_generation_that_is_not_rolled_out() -> None
     assert decided.status.updated_replicas == 0
 
 
+def test_updated_replicas_that_do_not_answer_yet_are_not_told_as_done() -> None:
+    pool = make_pool(replicas=2)
+    new = make_replicas(pool, 2, ready=False)
+    old = tuple(make_pod(f"old-{number}", revision="old") for number in range(2))
+    living = make_living(pool, pods=new)
+    (workload,) = living.workloads
+    earlier = dataclasses.replace(workload, name="old", uid="uid-old", revision="old")
+    snapshot = make_snapshot(pool, pods=(*new, *old), children=living.children, workloads=(workload, earlier))
+    status, reason, message = get_reasons(plan(snapshot, SETTINGS, NOW))["Ready"]
+    assert (status, reason) == ("False", "RollingOut")
+    told = f"2 of 2 replicas updated to revision {make_revision(pool)}, 0 of them answering; "
+    assert message.startswith(told)
+
+
 def test_op_040_a_draining_replica_is_shown_with_what_is_left() -> None:
     pool = make_pool(replicas=1)
     leaving = make_pod("pod-9", revision=make_revision(pool), deleting=True, deletion_deadline=NOW + 100)
@@ -198,6 +212,17 @@ def test_op_048_a_fetch_under_way_is_shown_with_its_progress() -> None:
     status, reason, message = get_reasons(decided)["ModelAvailable"]
     assert (status, reason) == ("False", "ModelFetching")
     assert "16.00 GiB of 40.00 GiB, 200 MiB/s" in message
+
+
+def test_a_fetch_whose_attempts_fail_says_so_in_ready_before_it_gives_up() -> None:
+    pool = make_pool(replicas=2, model={"source": "hf://owner/repo"})
+    fetching = make_container(name="fetch-model", is_init=True)
+    pods = make_replicas(pool, 2, ready=False, containers=(fetching,))
+    assert judge(pool, pods)[2].endswith("pod-0, pod-1 (fetching the model)")
+    line = "Unreachable: https://hub.example: ConnectError: refused; trying again"
+    status, reason, message = judge(pool, pods, fetch_progress={"uid-pod-1": line})
+    assert (status, reason) == ("False", "ReplicasNotReady")
+    assert message.endswith(f"(fetching the model: {line})")
 
 
 def test_op_044_without_a_replica_no_condition_says_available() -> None:
