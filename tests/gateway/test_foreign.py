@@ -75,6 +75,20 @@ async def test_a_foreign_engine_serves_with_its_limits_known(
     assert (await ask(gateway, make_request())).status == 200
 
 
+async def test_an_engine_behind_a_path_is_asked_under_it_in_everything(
+    make_engine: MakeEngine, make_gateway: MakeGateway
+) -> None:
+    """Two engines at one address, told apart by their paths alone."""
+    engine = await make_engine(prefix="/llm/a", **make_foreign())
+    gateway = await make_gateway(engine)
+    view = gateway.process.world.snapshot.endpoints[MODEL][0]
+    assert (view.address, view.prefix) == (engine.address, "/llm/a")
+    assert (view.block_tokens, view.num_blocks, view.max_model_tokens) == (32, 2048, 4096)
+    assert (await ask(gateway, make_request(path="/v1/completions?x=1"))).status == 200
+    assert [seen.path for seen in engine.seen] == ["/v1/completions?x=1"]
+    assert (await ask(gateway, make_request(path="/llm/a/v1/completions"))).status == 404
+
+
 @pytest.mark.parametrize("as_map", [False, True], ids=["arrays", "maps"])
 async def test_vllms_events_lead_requests_to_the_replica_that_holds_the_prefix(
     as_map: bool, make_engine: MakeEngine, make_gateway: MakeGateway

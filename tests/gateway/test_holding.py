@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+import pytest
 from tests.fixtures.gateway import MODEL, MakeEngine, MakeGateway, RunningGateway, Script
 from tests.gateway.wire import BODY, STREAM_BODY, ask, make_request, talk
 
@@ -232,3 +233,46 @@ async def test_a_new_pool_is_served_and_a_removed_one_is_not(
         assert (await ask(gateway, make_request(body))).status == 200
     world.remove_pool("second")
     assert (await ask(gateway, make_request(b'{"model": "sql", "prompt": "x"}'))).status == 404
+
+
+async def test_what_is_held_for_a_pool_that_is_removed_is_answered_at_once(
+    make_engine: MakeEngine, make_gateway: MakeGateway
+) -> None:
+    gateway = await make_gateway(await make_engine())
+    world = gateway.process.world
+    world.put_pool(PoolView(name="empty", model="sleeper", may_be_zero=True, cold_start_hold_seconds=300.0))
+    held = [
+        asyncio.create_task(ask(gateway, make_request(b'{"model": "sleeper", "prompt": "%d"}' % number)))
+        for number in range(5)
+    ]
+    async with asyncio.timeout(20):
+        while len(gateway.process.fleet.pools["empty"].queue) < 5:
+            await asyncio.sleep(0.01)
+    world.remove_pool("empty")
+    answers = await asyncio.wait_for(asyncio.gather(*held), 20)
+    assert {(answer.status, answer.code) for answer in answers} == {(404, "model_not_found")}
+    await gateway.until_idle()
+
+
+@pytest.mark.parametrize("change", ["renamed", "removed"])
+async def test_gw_054_a_request_is_settled_where_it_was_reserved_whatever_the_pool_is_called_by_then(
+    make_engine: MakeEngine, make_gateway: MakeGateway, change: str
+) -> None:
+    gate = asyncio.Event()
+    engine = await make_engine(script=Script(gate=gate))
+    gateway = await make_gateway(engine)
+    world = gateway.process.world
+    state = gateway.process.fleet.pools[MODEL]
+    task = asyncio.create_task(ask(gateway, make_request()))
+    async with asyncio.timeout(20):
+        while not engine.seen:
+            await asyncio.sleep(0.01)
+    assert state.budgets.num_open("") == 1
+    if change == "renamed":
+        world.put_pool(msgspec.structs.replace(world.snapshot.pools[MODEL], model="other"))
+    else:
+        world.remove_pool(MODEL)
+    gate.set()
+    assert (await task).status == 200
+    await gateway.until_idle()
+    assert state.budgets.num_open("") == 0

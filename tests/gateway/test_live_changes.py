@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import httpx
 import pytest
 from openai import APIStatusError, AsyncOpenAI
 from tests.fixtures.gateway import MODEL, FakeEngine, MakeEngine, MakeGateway, RunningGateway, Script
+from tests.gateway.wire import ask, make_request
 from tests.support.ports import find_port
 from tests.support.small_api import NAMESPACE, SmallApi, make_pod, make_pool
 
@@ -111,21 +111,12 @@ async def test_while_two_keys_count_a_change_costs_no_request(
     assert await ask_status(new) == 200
 
 
-async def ask_in_session(gateway: RunningGateway, session: str) -> int:
-    async with httpx.AsyncClient() as client:
-        answer = await client.post(
-            f"{gateway.url}/v1/completions",
-            json={"model": MODEL, "prompt": "hello"},
-            headers={headers.SESSION: session},
-        )
-    return answer.status_code
-
-
 async def find_holder(gateway: RunningGateway, engines: list[FakeEngine], session: str) -> int:
     """The engine that got each of a few requests of a session."""
     before = [len(engine.seen) for engine in engines]
+    request = make_request(extra=(f"{headers.SESSION}: {session}",))
     for _ in range(6):
-        assert await ask_in_session(gateway, session) == 200
+        assert (await ask(gateway, request)).status == 200
     counts = [len(engine.seen) - was for engine, was in zip(engines, before, strict=True)]
     assert sorted(counts)[-1] == 6, counts
     return counts.index(6)

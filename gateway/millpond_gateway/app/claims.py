@@ -93,6 +93,13 @@ class ClaimDesk:
         self.version += 1
         return claim
 
+    def take_all(self) -> list[Claim]:
+        """Every claim, due or not."""
+        claims = list(self._claims.values())
+        self._claims.clear()
+        self.version += 1
+        return claims
+
     def make_holds(self, queue: HoldQueue) -> TenantHolds:
         """What peers are told: what is held here and what is claimed."""
         claims: dict[str, tuple[int, int]] = {}

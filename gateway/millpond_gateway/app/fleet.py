@@ -49,6 +49,8 @@ class Fleet:
         self.pools: dict[str, PoolState] = {}
         """State by pool name."""
         self._models: dict[str, tuple[PoolState, str]] = {}
+        self._open: dict[str, PoolState] = {}
+        """State that took each open request: models change their pools meanwhile, and pools their models."""
         self._all_need_keys = False
         self._sharing = Sharing()
         self._sharing.now = self._now
@@ -77,7 +79,7 @@ class Fleet:
         """Follow a changed view: settings, endpoints, models."""
         now = self._now()
         for name in [name for name in self.pools if name not in snapshot.pools]:
-            self.pools.pop(name).set_endpoints((), now)
+            self.pools.pop(name).close(now)
             if self._detach is not None:
                 self._detach(name)
         for name, spec in snapshot.pools.items():
@@ -171,13 +173,16 @@ class Fleet:
             tenant = find_tenant(state.spec, call.caller)
             if isinstance(tenant, ApiError):
                 return tenant
+        state = self._open.setdefault(
+            call.id, state
+        )  # another attempt stays where the first one is in the books
         return state.submit(call, adapter, tried, waiter, now)
 
     def withdraw(self, call: Call, now: float) -> None:
         """A held request's client left."""
-        found = self._models.get(call.body.model)
-        if found is not None:
-            found[0].withdraw(call, now)
+        state = self._open.get(call.id)
+        if state is not None:
+            state.withdraw(call, now)
 
     def first_byte(self, call: Call, target: Target, now: float) -> None:
         """Free the prefill part of the load."""
@@ -203,8 +208,8 @@ class Fleet:
 
     def finish(self, call: Call, record: Record, now: float) -> Usage | None:
         """Settle what the request had reserved at its tenant; follow demand."""
-        found = self._models.get(call.body.model)
-        return found[0].finish(call, record, now) if found is not None else None
+        state = self._open.pop(call.id, None)
+        return state.finish(call, record, now) if state is not None else None
 
     def note_epoch(self, target: Target, epoch: str, now: float) -> None:
         """An answer came from another start of the engine than the one known."""

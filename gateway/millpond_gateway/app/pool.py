@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from millpond_common.contract.openai import ApiError
+from millpond_common.contract.openai import ApiError, ErrorCode
 from millpond_gateway.app.claims import ClaimDesk, Sharing, Waiting
 from millpond_gateway.app.hedges import HedgeDesk
 from millpond_gateway.app.judgement import (
@@ -127,6 +127,14 @@ class PoolState:
             self._cold_since = None
         self.pump(now)
 
+    def close(self, now: float) -> None:
+        """The pool is gone: nothing comes any more for what waits."""
+        self.set_endpoints((), now)
+        gone = ApiError(ErrorCode.MODEL_NOT_FOUND, f"{self.spec.model} is not served any more", "model")
+        waiters = [waiting.waiter for waiting in self._waiting.values()]
+        for waiter in (*waiters, *(claim.waiter for claim in self.claims.take_all())):
+            waiter(gone)
+
     # Requests.
 
     def submit(
@@ -220,14 +228,9 @@ class PoolState:
     def _reserve_budget(
         self, call: Call, request: RequestView, now: float, *, claimed_as: str | None = None
     ) -> Verdict:
-        num_sharers = self._sharing.count()
+        tenant, num = call.caller.tenant, self._sharing.count()
         return self.budgets.reserve(
-            call.id,
-            call.caller.tenant,
-            request.budget_tokens,
-            now,
-            num_sharers=num_sharers,
-            claimed_as=claimed_as,
+            call.id, tenant, request.budget_tokens, now, num_sharers=num, claimed_as=claimed_as
         )
 
     def _hold(self, waiting: Waiting, choice: Choice, reason: FlowReason, now: float) -> Decision | None:

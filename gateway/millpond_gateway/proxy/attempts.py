@@ -134,6 +134,7 @@ class Attempts(ABC):
         head = headers.make_engine_head(
             self._head,
             host=target.endpoint.address.encode(),
+            prefix=target.endpoint.prefix.encode(),
             body_bytes=len(self._body),
             request_id=self._call.request_id.encode(),
             tenant=self._call.caller.tenant.encode(),

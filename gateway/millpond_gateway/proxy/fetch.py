@@ -64,7 +64,7 @@ async def fetch(
     Raises:
         OSError: no connection, a broken one, or no answer in time (TimeoutError is one).
     """
-    request = f"GET {path} HTTP/1.1\r\nhost: {endpoint.address}\r\n\r\n".encode()
+    request = f"GET {endpoint.prefix}{path} HTTP/1.1\r\nhost: {endpoint.address}\r\n\r\n".encode()
     connection: EngineConnection | None = None if fresh else connections.take(endpoint)
     async with asyncio.timeout(timeout_seconds):
         if connection is None:

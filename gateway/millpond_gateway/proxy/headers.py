@@ -74,6 +74,7 @@ def make_engine_head(
     head: RequestHead,
     *,
     host: bytes,
+    prefix: bytes = b"",
     body_bytes: int,
     request_id: bytes,
     tenant: bytes = b"",
@@ -84,7 +85,8 @@ def make_engine_head(
 ) -> bytes:
     """Request line and headers for an engine."""
     parts = [
-        b"%b %b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\n" % (head.method, head.target, host, body_bytes)
+        b"%b %b%b HTTP/1.1\r\nhost: %b\r\ncontent-length: %d\r\n"
+        % (head.method, prefix, head.target, host, body_bytes)
     ]
     parts.append(b"%b: %b\r\n" % (REQUEST_ID, request_id))
     if traffic_class:

@@ -74,6 +74,8 @@ class EndpointView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     pod: str
     address: str
     """`host:port`; opaque to routing."""
+    prefix: str = ""
+    """Path in front of the engine's own, where something else answers at its address too; opaque as well."""
     epoch: str | None = None
     """Random number of this engine start; None until the engine told it."""
     revision: str = ""

@@ -80,6 +80,8 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     pod: str
     pool: str
     address: str
+    prefix: str = ""
+    """Path in front of the engine's own, as `/llm`."""
     revision: str = ""
     role: Role = Role.BOTH
     ready: bool = False

@@ -1,11 +1,13 @@
 """Endpoints from flags: `--static NAME=URL[,URL...]`, for use without Kubernetes.
 
 A URL may carry a query: `events` and `replay`, where the engine publishes its KV events and answers for missed ones
-(`HOST:PORT`, or a port of the same host), and `revision`, which `--weights` may name.
+(`HOST:PORT`, or a port of the same host), and `revision`, which `--weights` may name. Its path goes in front of each path of the
+engine; `/v1` at the end of it is the engine's own, as in the base URLs that clients write.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from urllib.parse import parse_qs, urlsplit
 
@@ -13,6 +15,7 @@ from millpond_gateway.routing.records import Policy
 from millpond_gateway.world.parse import parse_weights
 from millpond_gateway.world.records import PoolView, Replica
 
+_PREFIX = re.compile(r"(/[A-Za-z0-9._~!$&'()*+,;=:@%-]+)*")
 _QUERY = frozenset({"events", "replay", "revision"})
 
 
@@ -69,17 +72,20 @@ def _find_weights(pool: str, flags: Iterable[str], revisions: set[str]) -> dict[
 def _make_replica(pool: str, url: str) -> Replica:
     parts = urlsplit(url if "://" in url else f"http://{url}")
     query = {key: values[-1] for key, values in parse_qs(parts.query, keep_blank_values=True).items()}
-    if parts.scheme != "http" or not parts.hostname or parts.path not in {"", "/"} or query.keys() - _QUERY:
+    prefix = parts.path.rstrip("/").removesuffix("/v1")
+    usable = parts.scheme == "http" and parts.hostname and parts.username is None
+    if not usable or parts.fragment or not _PREFIX.fullmatch(prefix) or query.keys() - _QUERY:
         raise StaticError(
-            f"{url!r}: write http://HOST:PORT[?events=PORT&replay=PORT&revision=NAME]; TLS towards engines is not served"
+            f"{url!r}: write http://HOST:PORT[/PATH][?events=PORT&replay=PORT&revision=NAME]; TLS towards engines is not served"
         )
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     address = f"{host}:{parts.port or 80}"
     return Replica(
-        uid=address,
-        pod=address,
+        uid=address + prefix,
+        pod=address + prefix,
         pool=pool,
         address=address,
+        prefix=prefix,
         revision=query.get("revision", ""),
         static=True,
         events=_make_event_address(host, query.get("events")),

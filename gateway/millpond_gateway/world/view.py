@@ -144,6 +144,7 @@ def make_endpoint(pool: PoolView, replica: Replica, facts: EngineFacts) -> Endpo
         uid=replica.uid,
         pod=replica.pod,
         address=replica.address,
+        prefix=replica.prefix,
         epoch=facts.epoch,
         revision=replica.revision,
         role=replica.role,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 from tests.support.routing import make_cold, make_endpoints, make_keys, make_request, make_router, place
 
@@ -13,6 +14,8 @@ from millpond_gateway.routing.wire import (
     MAX_MESSAGE_BYTES,
     AskRange,
     Batch,
+    Held,
+    Reserve,
     WireError,
     decode_message,
     encode_message,
@@ -304,3 +307,21 @@ def test_what_is_held_is_told_with_the_next_batch_and_in_the_full_state_and_dies
     assert told.pop("a") == (4, 400)
     late.expire(100.0)
     assert told.pop("a") == (0, 0)
+
+
+def test_gateways_of_the_former_version_read_our_messages_and_we_theirs() -> None:
+    """While gateways are replaced one by one, fields that only one side knows are left out or empty."""
+    ours = Reserve("p", 1, "u", None, 10, 0, 1, 5, None, "acme", 16.0, b"", 77)
+    batch = msgspec.msgpack.decode(encode_message(Batch("a", 1, 0, (ours, Held("p", 1, 9, {"acme": 1})))))
+    (reserve, held) = batch[4]
+    assert len(reserve) == 14
+    former = [*batch[:4], [reserve[:13], held[:5]]]
+    read = decode_message(msgspec.msgpack.encode(former))
+    assert isinstance(read, Batch)
+    assert read.decisions == (
+        Reserve("p", 1, "u", None, 10, 0, 1, 5, None, "acme", 16.0, b""),
+        Held("p", 1, 9, {"acme": 1}, {}, {}),
+    )
+    assert decode_message(msgspec.msgpack.encode([*batch[:4], [[*reserve, "new"], [*held, "new"]]])) == Batch(
+        "a", 1, 0, (ours, Held("p", 1, 9, {"acme": 1}))
+    )
