@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from tests.cluster.crd.rules_base import Rule
 from tests.cluster.crd.rules_model import MODEL
+from tests.cluster.crd.rules_names import NAMES
 from tests.cluster.crd.rules_rest import ROLLOUT_AND_TEMPLATE, SCALING, SCHEDULING
 from tests.cluster.crd.rules_spec import METADATA_AND_SPEC
 
-RULES = [*METADATA_AND_SPEC, *MODEL, *SCHEDULING, *SCALING, *ROLLOUT_AND_TEMPLATE]
+RULES = [*METADATA_AND_SPEC, *MODEL, *NAMES, *SCHEDULING, *SCALING, *ROLLOUT_AND_TEMPLATE]
 __all__ = ["RULES", "Rule"]
