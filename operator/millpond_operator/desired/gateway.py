@@ -25,7 +25,7 @@ from millpond_operator.desired.kinds import (
     Kind,
 )
 from millpond_operator.desired.manifest import Manifest, Owner, make_manifest
-from millpond_operator.desired.pod import CONTAINER_SECURITY, POD_SECURITY
+from millpond_operator.desired.pod import CONTAINER_SECURITY, GRACE_MARGIN_SECONDS, POD_SECURITY
 from millpond_operator.desired.settings import BuildSettings
 
 GATEWAY_KINDS = (SERVICE_ACCOUNT, ROLE_BINDING, SECRET, SERVICE, DEPLOYMENT, BUDGET, NETWORK_POLICY)
@@ -152,12 +152,17 @@ def _make_pod_spec(settings: BuildSettings) -> dict[str, Any]:
     return spec
 
 
+def _choose_stream_grace(settings: BuildSettings) -> int:
+    """How long a leaving gateway's streams may take: it must have ended them, and said so, when the kubelet kills it."""
+    return max(1, settings.gateway_grace_seconds - GRACE_MARGIN_SECONDS)
+
+
 def _make_container(settings: BuildSettings) -> dict[str, Any]:
     probe = {"port": "admin"}
     container = {
         "name": "gateway",
         "image": settings.gateway_image,
-        "args": list(settings.gateway_args),
+        "args": [f"--grace-seconds={_choose_stream_grace(settings)}", *settings.gateway_args],
         "env": [*make_field_env(POD_FIELDS), *make_env(settings.gateway_env)],
         "ports": [
             {"name": "http", "containerPort": ports.GATEWAY_HTTP, "protocol": "TCP"},

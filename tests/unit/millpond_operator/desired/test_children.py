@@ -85,6 +85,15 @@ def test_gateways_get_the_installation_s_environment_beside_their_own() -> None:
     assert [found["name"] for found in container["env"][:-1]] == ["POD_NAME", "POD_NAMESPACE", "POD_IP"]
 
 
+@pytest.mark.parametrize(("grace", "streams"), [(330, 300), (900, 870), (20, 1)])
+def test_a_leaving_gateway_ends_its_streams_before_the_kubelet_ends_it(grace: int, streams: int) -> None:
+    build = dataclasses.replace(BUILD, gateway_grace_seconds=grace, gateway_args=("--no-access-log",))
+    spec = by_kind(make_gateway([Owner("ns", "a", "uid-a")], build))["Deployment"]["spec"]["template"]["spec"]
+    assert spec["terminationGracePeriodSeconds"] == grace
+    (container,) = spec["containers"]
+    assert container["args"] == [f"--grace-seconds={streams}", "--no-access-log"], "what is given last wins"
+
+
 def test_the_endpoint_is_the_gateways_service() -> None:
     assert make_endpoint("ns", BUILD) == "http://millpond-gateway.ns.svc.cluster.local/v1"
 
