@@ -13,7 +13,6 @@ INSTANCE = "app.kubernetes.io/instance"
 COMPONENT = "app.kubernetes.io/component"
 PART_OF = "app.kubernetes.io/part-of"
 MANAGED_BY = "app.kubernetes.io/managed-by"
-APP_VERSION = "app.kubernetes.io/version"
 
 POOL = f"{GROUP}/pool"
 """Name of the InferencePool a pod or child object belongs to."""

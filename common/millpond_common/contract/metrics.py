@@ -60,7 +60,6 @@ def make_token_buckets(max_model_tokens: int) -> tuple[float, ...]:
 # Values of closed label sets.
 OUTCOMES = ("stop", "length", "tool_calls", "cancelled", "error", "refused")
 WAIT_REASONS = ("Capacity", "TenantCap", "ClassGate", "KvLoad", "AdapterLoad", "Preempted")
-BLOCK_STATES = ("free", "cached", "in_use")
 EVICTION_REASONS = ("Capacity", "TenantShare", "Reset")
 PREEMPTION_MODES = ("recompute", "swap", "reject")
 PREEMPTION_REASONS = ("Capacity", "Class")
@@ -73,8 +72,6 @@ OTHER_TENANT = "other"
 """Label of every tenant the pool does not declare."""
 VLLM_FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 VLLM_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
-VLLM_WAIT_REASONS = ("capacity", "deferred")
-VLLM_SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 VLLM_ADMISSION_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens")
 
 

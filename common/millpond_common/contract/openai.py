@@ -81,7 +81,8 @@ class ApiError:
     message: str
     param: str | None = None
     retry_after_seconds: int | None = None
-    """Sent as `retry-after`; at most 120, since the OpenAI SDK does not retry beyond."""
+    """Sent as `retry-after`: at most 120 for what passes by waiting, since the OpenAI SDK does not retry beyond; of a
+    pool at zero the rest of its measured start, however long."""
 
     @property
     def status(self) -> int:

@@ -59,7 +59,6 @@ class ConditionReason(StrEnum):
     SECRET_NOT_FOUND = "SecretNotFound"  # noqa: S105 - a reason, not a password
     CLAIM_NOT_FOUND = "ClaimNotFound"
     CHILD_NOT_OURS = "ChildNotOurs"  # an object with the name we need belongs to another controller
-    API_MISSING = "ApiMissing"  # an optional API (KEDA, ServiceMonitor, LeaderWorkerSet) is not installed
     API_ERROR = "ApiError"
     INVALID_SPEC = "InvalidSpec"
     NOT_SUPPORTED = "NotSupported"  # accepted by the schema, not served by this release

@@ -38,7 +38,6 @@ class PoolMetadata(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     uid: str
     generation: int
     resource_version: str = ""
-    creation_timestamp: datetime | None = None
     deletion_timestamp: datetime | None = None
     labels: dict[str, str] = field(default_factory=dict)
     annotations: dict[str, str] = field(default_factory=dict)

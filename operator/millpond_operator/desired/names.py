@@ -9,15 +9,6 @@ from millpond_common.contract import labels
 MAX_NAME = 63
 
 
-def make_name(*parts: str) -> str:
-    """Join the parts with dashes; a name too long for a label is cut and gets a hash of the whole."""
-    name = "-".join(part for part in parts if part)
-    if len(name) <= MAX_NAME:
-        return name
-    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-    return f"{name[: MAX_NAME - 9].rstrip('-')}-{digest}"
-
-
 def make_workload_name(pool: str, role: str, revision: str) -> str:
     """Name of the Deployment, and of the ConfigMap, of one role and revision."""
     part = "" if role == labels.ROLE_BOTH else role

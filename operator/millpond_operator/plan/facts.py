@@ -46,11 +46,6 @@ class Facts:
         return tuple(pod for role in self.roles for pod in role.current_pods)
 
     @property
-    def answering_current(self) -> tuple[Pod, ...]:
-        """Replicas of current revisions that answer."""
-        return tuple(pod for role in self.roles for pod in role.current_pods if pod.uid in role.answering)
-
-    @property
     def rolling(self) -> bool:
         """Replicas of other revisions exist."""
         return any(role.counts.rolling for role in self.roles)
