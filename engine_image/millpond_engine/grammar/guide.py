@@ -25,6 +25,8 @@ class CompiledGrammar:
     ) -> None:
         self._matcher = matcher
         self.keep_ends = keep_ends
+        self.num_taken = 0
+        self.failed = False
         self.first_mask: Words | None = None
         """Of a sequence without output, once it is known."""
         # one word more where the end is a token behind the vocabulary
@@ -60,8 +62,9 @@ class LibraryGuide:
     def advance(self, token: int) -> bool:
         """Take the next token; True when nothing can follow it."""
         self._mask = None
+        self._grammar.num_taken += 1
         if not self.matcher.consume_token(token):
-            self.failure = RowFailure.GRAMMAR
+            self._fail()
             return True
         if self.matcher.is_stopped():
             return True
@@ -93,6 +96,10 @@ class LibraryGuide:
 
     def _keep(self, mask: Words) -> None:
         if self.matcher.is_error():
-            self.failure = RowFailure.GRAMMAR
+            self._fail()
         else:
             self._mask = mask
+
+    def _fail(self) -> None:
+        self.failure = RowFailure.GRAMMAR
+        self._grammar.failed = True

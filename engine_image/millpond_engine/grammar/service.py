@@ -53,9 +53,7 @@ class GrammarService:
         self.masker: Masker = library
         self._library = library
         self._limits = limits or GrammarLimits()
-        self._cache = GrammarCache[Grammar | str](
-            max_bytes=self._limits.max_bytes, max_grammars=self._limits.max_grammars
-        )
+        self._cache = GrammarCache(max_bytes=self._limits.max_bytes, max_grammars=self._limits.max_grammars)
         """Failures too, by their message: asking again costs nothing."""
         self._executor = ThreadPoolExecutor(self._limits.num_threads, thread_name_prefix="grammar")
         self._threads = asyncio.Semaphore(self._limits.num_threads)

@@ -26,6 +26,16 @@ class Guide(Protocol):
 class Grammar(Protocol):
     """What a request's text must follow, checked and compiled. Any number of sequences may start from it."""
 
+    @property
+    def num_taken(self) -> int:
+        """Tokens that its guides have taken: what it has derived for them is kept."""
+        ...
+
+    @property
+    def failed(self) -> bool:
+        """One of its guides could not go on."""
+        ...
+
     def start(self) -> Guide:
         """The guide of a sequence without output."""
         ...

@@ -44,6 +44,8 @@ class SumGrammar:
     length: int
     fails_at: int = -1
     started: list[SumGuide] = field(default_factory=list)
+    num_taken: int = 0
+    failed: bool = False
 
     def start(self) -> SumGuide:
         self.started.append(SumGuide(self.length, self.fails_at))

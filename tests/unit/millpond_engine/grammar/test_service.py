@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from millpond_engine.engine.step import Masker
+from millpond_engine.grammar.cache import MAX_TOKENS
 from millpond_engine.grammar.service import GrammarLimits, GrammarService
 from millpond_engine.grammar.spec import GrammarBusyError, GrammarError, GrammarKind, GrammarSpec
 from millpond_engine.records.grammar import Guide, TokenMasks
@@ -22,6 +23,8 @@ class PanicException(BaseException):
 @dataclass
 class Compiled:
     text: str
+    num_taken: int = 0
+    failed: bool = False
 
     def start(self) -> Guide:
         raise AssertionError
@@ -134,6 +137,20 @@ async def test_waiting_is_bounded_for_a_tenant_and_for_all() -> None:
     world.library.go.set()
     assert len([await task for task in tasks]) == 4
     assert (await world.get("quick", "v")).text == "quick"
+
+
+async def test_a_worn_grammar_is_compiled_anew() -> None:
+    world = World()
+    world.library.go.set()
+    first = await world.get("x")
+    first.num_taken = MAX_TOKENS
+    assert await world.get("x") is first
+    first.num_taken += 1
+    second = await world.get("x")
+    assert second is not first
+    second.failed = True
+    assert await world.get("x") is not second
+    assert world.library.order == ["x"] * 3
 
 
 async def test_who_leaves_while_waiting_leaves_no_trace() -> None:
