@@ -106,7 +106,7 @@ def _add_children(parser: _Parser) -> None:
     add("--gateway-memory-limit", "memory limit of a gateway pod (default %(default)s)", default="1Gi")
     add(
         "--gateway-grace-seconds",
-        "grace period of a gateway pod (default %(default)s)",
+        "grace period of a gateway pod, of which its streams have all but 30 s (default %(default)s)",
         type=int,
         default=330,
     )
