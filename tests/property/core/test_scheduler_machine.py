@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from tests.unit.millpond_engine.core.harness import Loop, expect, make_request
+from tests.unit.millpond_engine.core.harness import CountingGrammar, Loop, expect, make_request
 from tests.unit.millpond_engine.core.test_eng_groups import assert_beams
 
 from millpond_engine.core.sequence import mix_seed
 from millpond_engine.records.capacity import Capacity
-from millpond_engine.records.request import BeamParams, SamplingParams
+from millpond_engine.records.request import BeamParams, FinishReason, SamplingParams
 from millpond_engine.records.settings import ClassRule, SchedulerSettings, TenantRule
 
 CLASSES = (
@@ -78,8 +78,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         class_name=st.sampled_from(["interactive", "batch"]),
         tenant=st.sampled_from(["a", "b", "c"]),
         priority=st.integers(0, 2),
+        length=st.sampled_from([None, None, 1, 4, 9]),
     )
-    def arrive(self, base, shared, own, max_tokens, shape, seed, stop, min_tokens, prompt_logprobs, **rest):
+    def arrive(
+        self, base, shared, own, max_tokens, shape, seed, stop, min_tokens, prompt_logprobs, length, **rest
+    ):
         self.number += 1
         prompt = [base * 100 + i for i in range(shared)] + [500 + self.number + i for i in range(own)]
         request = make_request(
@@ -91,6 +94,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             min_tokens=min_tokens,
             namespace=("public" if base else rest["tenant"],),
             arrival_seconds=self.loop.now,
+            grammar=CountingGrammar(length) if length and "beam" not in shape else None,
             **shape,
             **rest,
         )
@@ -155,7 +159,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert_beams(loop, request)
         elif request.best_of == 1:
             for index in range(request.n):
-                assert loop.output(name, index) == expect(request, mix_seed(request.sampling.seed, index))
+                wanted = expect(request, mix_seed(request.sampling.seed, index))
+                length = request.grammar.length if request.grammar else len(wanted) + 1
+                assert loop.output(name, index) == wanted[:length]
+                if len(wanted) >= length:
+                    assert loop.outcomes[name, index].finish is FinishReason.STOP
 
 
 TestScheduler = SchedulerMachine.TestCase

@@ -144,6 +144,30 @@ class TokenRunner:
 
 
 @dataclass
+class CountingGuide:
+    """Ends after so many tokens; which ones they are, the test compares."""
+
+    length: int
+    num_taken: int = 0
+    failure: str = ""
+
+    def advance(self, token: int) -> bool:
+        self.num_taken += 1
+        assert self.num_taken <= self.length, "a token after the end"
+        return self.num_taken == self.length
+
+
+@dataclass
+class CountingGrammar:
+    length: int
+    num_taken: int = 0
+    failed: bool = False
+
+    def start(self) -> CountingGuide:
+        return CountingGuide(self.length)
+
+
+@dataclass
 class Outcome:
     tokens: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
@@ -226,6 +250,8 @@ class Loop:
         return plan
 
     def read(self, plan: StepPlan, result: StepResult) -> None:
+        guides = self.scheduler.list_guides(plan)
+        assert {row for row, _ in guides} <= set(plan.constrained)
         self.take(self.scheduler.update(plan, result, self.now))
         self.speeds.add(make_sample(plan, result.seconds))
         self.scheduler.learn_speed(self.speeds.prefill_tokens_per_second)
