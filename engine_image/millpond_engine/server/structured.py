@@ -178,5 +178,5 @@ def _spell_choices(param: str, choices: list[str], limits: ServerLimits) -> str:
 
 
 def spell_literal(text: str) -> str:
-    """A text in Lark: JSON's own form of it."""
-    return json.dumps(text, ensure_ascii=False)
+    """A text in Lark: JSON's own form of it, and no control character as itself."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
