@@ -73,12 +73,12 @@ def _make_replica(pool: str, url: str) -> Replica:
     parts = urlsplit(url if "://" in url else f"http://{url}")
     query = {key: values[-1] for key, values in parse_qs(parts.query, keep_blank_values=True).items()}
     prefix = parts.path.rstrip("/").removesuffix("/v1")
-    usable = parts.scheme == "http" and parts.hostname and parts.username is None
-    if not usable or parts.fragment or not _PREFIX.fullmatch(prefix) or query.keys() - _QUERY:
+    name = parts.hostname if parts.scheme == "http" and parts.username is None else None
+    if not name or parts.fragment or not _PREFIX.fullmatch(prefix) or query.keys() - _QUERY:
         raise StaticError(
             f"{url!r}: write http://HOST:PORT[/PATH][?events=PORT&replay=PORT&revision=NAME]; TLS towards engines is not served"
         )
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    host = f"[{name}]" if ":" in name else name
     address = f"{host}:{parts.port or 80}"
     return Replica(
         uid=address + prefix,
