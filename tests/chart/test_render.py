@@ -257,6 +257,8 @@ def test_notes_write_mpool_and_warn_of_risky_values(helm: Helm) -> None:
     assert "EVERY InferencePool" in notes("--set", "crds.keep=false")
     assert "crds.install is false" in notes("--set", "crds.install=false")
     assert "gateway.replicas is 1" in notes("--set", "gateway.replicas=1")
+    assert "No public registry" in plain
+    assert "No public registry" not in notes("--set", "images.registry=registry.example.com")
 
 
 def test_no_secret_is_written(helm: Helm) -> None:
