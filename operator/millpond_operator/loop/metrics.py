@@ -48,7 +48,7 @@ class Metrics:
         )
         self.resync_age = Gauge(
             "millpond_operator_resync_age_seconds",
-            "Seconds since the last full list of every kind succeeded.",
+            "Seconds since the last full list of every kind succeeded, or since the start.",
             registry=self.registry,
         )
         self.watch_repairs = Counter(

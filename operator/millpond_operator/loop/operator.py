@@ -219,7 +219,7 @@ class Operator:
     def refresh_gauges(self) -> None:
         """Set the gauges that no event keeps current."""
         self.metrics.leader.set(1 if self.lease.is_leader else 0)
-        self.metrics.resync_age.set(self.resync.age_seconds or 0)
+        self.metrics.resync_age.set(self.resync.blind_seconds)
         pools = [stored for key in self.store.keys(POOL) if (stored := self.store.get(POOL, *key))]
         self.metrics.pools_ready.set(sum(1 for stored in pools if _is_ready(stored.body)))
 

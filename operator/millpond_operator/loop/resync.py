@@ -55,6 +55,7 @@ class Resync:
         self._clock = clock
         self._period_seconds = period_seconds
         self._early_seconds = tuple(early_seconds)
+        self._started_at = clock()
         self._succeeded_at: float | None = None
         self.synced = asyncio.Event()
 
@@ -62,6 +63,11 @@ class Resync:
     def age_seconds(self) -> float | None:
         """Seconds since every kind was listed; None before the first time."""
         return None if self._succeeded_at is None else self._clock() - self._succeeded_at
+
+    @property
+    def blind_seconds(self) -> float:
+        """Seconds since every kind was listed, or since the start where that never succeeded: what an alert watches."""
+        return self._clock() - (self._started_at if self._succeeded_at is None else self._succeeded_at)
 
     async def run(self) -> None:
         """List until cancelled, early again after the first time; a failed round is repeated soon."""

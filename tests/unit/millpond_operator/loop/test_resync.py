@@ -132,13 +132,16 @@ async def test_only_pools_are_listed_without_a_selector() -> None:
 async def test_a_failed_list_leaves_the_age_to_grow() -> None:
     kube, clock = Kube(), Clock()
     resync, *_ = make_resync(kube, clock)
-    assert resync.age_seconds is None
+    clock.now += 7
+    assert (resync.age_seconds, resync.blind_seconds) == (None, 7), (
+        "no list yet is no age, and no list all the same"
+    )
     await resync.run_once()
     clock.now += 50
     kube.down = True
     with pytest.raises(UnreachableError):
         await resync.run_once()
-    assert resync.age_seconds == 50
+    assert (resync.age_seconds, resync.blind_seconds) == (50, 50)
 
 
 def make_operator(folder: Path) -> Operator:
