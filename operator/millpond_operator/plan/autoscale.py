@@ -90,7 +90,9 @@ def judge_scaling(
     engines = tuple(sample for sample in view.engines if sample.pod_uid in ready)
     demand = _make_demand(snapshot, view, memory, frozenset(ready), now)
     demand = demand and _rest_idle(demand, ready, horizon_seconds=horizon, now=now)
-    memory = _learn(snapshot, view, engines, demand, memory, ready, limits, now)
+    memory = _learn(
+        snapshot, view, memory, engines=engines, demand=demand, ready=ready, limits=limits, now=now
+    )
     values = _find_values(view, engines)
     scaling = ScalingSnapshot(
         limits=limits,
@@ -221,9 +223,10 @@ def _rest_idle(demand: Demand, ready: Mapping[str, float], *, horizon_seconds: f
 def _learn(
     snapshot: PoolSnapshot,
     view: ScalingView,
+    memory: Memory,
+    *,
     engines: tuple[EngineSample, ...],
     demand: Demand | None,
-    memory: Memory,
     ready: Mapping[str, float],
     limits: ScalingLimits,
     now: float,
@@ -254,7 +257,7 @@ def _add_warm_floor(
         [entry.per_second for entry in memory.arrived],
         interval_seconds=view.interval_seconds,
         horizon_seconds=scaling.horizon_seconds,
-        capacity=capacity or 0.0,
+        capacity=capacity,
     )
     return replace(scaling, warm_floor=floor), memory
 

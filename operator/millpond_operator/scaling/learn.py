@@ -98,7 +98,7 @@ def compute_horizon(start_seconds: Sequence[float], default: float = DEFAULT_HOR
 
 
 def compute_warm_floor(
-    rates: Sequence[float], *, interval_seconds: float, horizon_seconds: float, capacity: float
+    rates: Sequence[float], *, interval_seconds: float, horizon_seconds: float, capacity: float | None
 ) -> int:
     """Replicas for bursts that are over before a start is: no start is fast enough for them.
 
@@ -110,10 +110,10 @@ def compute_warm_floor(
         rates: uncached tokens per second of equal intervals, oldest first.
         interval_seconds: of one rate.
         horizon_seconds: time to start a replica.
-        capacity: uncached tokens per second of one replica.
+        capacity: uncached tokens per second of one replica; None while unmeasured, which gives no floor.
     """
     width = max(2, math.ceil(horizon_seconds / interval_seconds))
-    if capacity <= 0 or len(rates) < width:
+    if capacity is None or capacity <= 0 or len(rates) < width:
         return 0
     sustained = _open(rates, width)
     above = [rate > BURST_RATIO * level for rate, level in zip(rates, sustained, strict=True)]

@@ -89,6 +89,11 @@ def test_bursts_shorter_than_a_start_keep_a_warm_floor() -> None:
     assert find_floor((CALM + BURST) * 3 + CALM) == 5
 
 
+def test_without_a_measured_capacity_there_is_no_floor() -> None:
+    rates = (CALM + BURST) * 3 + CALM
+    assert compute_warm_floor(rates, interval_seconds=15.0, horizon_seconds=60.0, capacity=None) == 0
+
+
 def test_what_a_start_can_follow_is_no_burst() -> None:
     long = [4_500.0] * 20
     assert find_floor((CALM + long) * 4 + CALM) == 0
