@@ -318,6 +318,7 @@ class Autoscaler:
             error=problems[0] if problems else "",
             interval_seconds=self._settings.interval,
             node_kinds=self._node_kinds.get(),
+            zones=self._node_kinds.get_zones(),
             other_starts=self._starts.list_others(uid, _find_model(pool)),
         )
 

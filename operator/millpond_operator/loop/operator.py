@@ -81,6 +81,7 @@ class Operator:
         )
         self.scalers = ScalerWatcher(self.kube, time.monotonic, keep_seconds=2 * settings.scaling.interval)
         self.references = ReferenceChecker(self.kube, time.monotonic)
+        self._node_kinds = NodeKinds(self.kube, time.monotonic, enabled=settings.is_cluster_wide)
         observer = self._make_observer()
         self.autoscaler = self._make_autoscaler(observer, gateway)
         self.manager = Manager(
@@ -105,6 +106,7 @@ class Operator:
             progress=FetchProgress(self.kube, time.monotonic),
             scalers=self.scalers,
             claims=ClaimWatcher(self.kube, time.monotonic, cluster_wide=self.settings.is_cluster_wide),
+            node_kinds=self._node_kinds,
         )
 
     def _remember(self, kind: Kind, obj: Mapping[str, Any]) -> None:
@@ -120,7 +122,7 @@ class Operator:
             reports=self.reports,
             engines=engines,
             scalers=self.scalers,
-            node_kinds=NodeKinds(self.kube, time.monotonic, enabled=self.settings.is_cluster_wide),
+            node_kinds=self._node_kinds,
             metrics=self.metrics.scaling,
             list_pools=lambda: self.store.keys(POOL),
             count_changes=lambda: self.store.count_changes(POOL),

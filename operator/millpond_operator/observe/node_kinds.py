@@ -1,7 +1,8 @@
-"""Which kind each node is, so that start times are kept apart by it. Nodes are listed when one is met that is not known."""
+"""Kind and zone of each node: start times are kept apart by kind, replicas leave no zone empty. Listed when an unknown one is met."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping
 
 from millpond_operator.clients.kube import KubeClient
@@ -10,6 +11,7 @@ from millpond_operator.errors import KubeError
 from millpond_operator.scaling.starts import name_node_kind
 
 Clock = Callable[[], float]
+ZONE = "topology.kubernetes.io/zone"
 PAUSE_SECONDS = 30.0
 """Between two lists at least: a node whose object is late is asked for again."""
 PAUSE_FAILED_SECONDS = 600.0
@@ -17,29 +19,37 @@ PAUSE_FAILED_SECONDS = 600.0
 
 
 class NodeKinds:
-    """Kinds by node name; none where the operator may not see nodes (namespaced mode)."""
+    """Kinds and zones by node name; none where the operator may not see nodes (namespaced mode)."""
 
     def __init__(self, kube: KubeClient, clock: Clock, *, enabled: bool) -> None:
         self._kube = kube
         self._clock = clock
+        self._lock = asyncio.Lock()
         self._until = float("-inf") if enabled else float("inf")
         self._kinds: Mapping[str, str] = {}
+        self._zones: Mapping[str, str] = {}
 
     def get(self) -> Mapping[str, str]:
-        """What is known."""
+        """Known kinds."""
         return self._kinds
 
+    def get_zones(self) -> Mapping[str, str]:
+        """Known zones; absent where a node names none."""
+        return self._zones
+
     async def refresh(self, nodes: Collection[str]) -> None:
-        """List nodes if one of these is unknown."""
-        if set(nodes) <= self._kinds.keys() or self._clock() < self._until:
-            return
+        """List nodes if one of these is unknown; who asks meanwhile waits for the same list."""
+        async with self._lock:
+            if not set(nodes) <= self._kinds.keys() and self._clock() >= self._until:
+                await self._list()
+
+    async def _list(self) -> None:
         try:
             listed = await self._kube.list(NODE, None)
         except KubeError:
             self._until = self._clock() + PAUSE_FAILED_SECONDS
             return
-        self._kinds = {
-            str(node["metadata"]["name"]): name_node_kind(node["metadata"].get("labels") or {})
-            for node in listed.items
-        }
+        labels = {str(n["metadata"]["name"]): n["metadata"].get("labels") or {} for n in listed.items}
+        self._kinds = {name: name_node_kind(told) for name, told in labels.items()}
+        self._zones = {name: str(told[ZONE]) for name, told in labels.items() if told.get(ZONE)}
         self._until = self._clock() + PAUSE_SECONDS

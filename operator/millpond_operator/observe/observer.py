@@ -16,6 +16,7 @@ from millpond_operator.desired.kinds import CHILDREN, CLAIM, DEPLOYMENT, POD, PO
 from millpond_operator.desired.model import make_files_digest
 from millpond_operator.desired.revision import compute_revision
 from millpond_operator.observe.claims import ClaimWatcher
+from millpond_operator.observe.node_kinds import NodeKinds
 from millpond_operator.observe.nodes import NodeWatcher
 from millpond_operator.observe.parse import parse_child, parse_pod, parse_workload
 from millpond_operator.observe.probes import Prober, ProbeTarget
@@ -62,6 +63,7 @@ class Observer:
         progress: FetchProgress,
         scalers: ScalerWatcher,
         claims: ClaimWatcher,
+        node_kinds: NodeKinds,
     ) -> None:
         self._store = store
         self._reports = reports
@@ -71,6 +73,7 @@ class Observer:
         self._progress = progress
         self._scalers = scalers
         self._claims = claims
+        self._node_kinds = node_kinds
 
     def get_raw(self, namespace: str, name: str) -> Mapping[str, Any] | None:
         """The pool as the API server holds it; None when it is gone."""
@@ -146,10 +149,20 @@ class Observer:
             claim_needs=needs,
             scalers=self._scalers.get_names(namespace, name),
             count_manager=self._find_count_manager(namespace, name),
+            zones=await self._find_zones(pods),
         )
         if settled or pool.is_deleting or not needs_device_memory(snapshot):
             return snapshot
         return dataclasses.replace(snapshot, device_memory=await self._find_device_memory(pool, needs))
+
+    async def _find_zones(self, pods: tuple[Pod, ...]) -> Mapping[str, str]:
+        """Zones by node, asked for only where replicas lie on several nodes."""
+        nodes = {pod.node for pod in pods if pod.node}
+        if len(nodes) < 2:
+            return {}
+        await self._node_kinds.refresh(nodes)
+        zones = self._node_kinds.get_zones()
+        return {node: zones[node] for node in nodes if node in zones}
 
     def _list_sibling_models(self, pool: InferencePool) -> tuple[ModelStatus, ...]:
         """Sizes that other pools of the namespace know; read from their status without the rest of it."""

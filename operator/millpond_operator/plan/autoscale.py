@@ -45,6 +45,8 @@ class ScalingView:
     interval_seconds: float = 15.0
     node_kinds: Mapping[str, str] = field(default_factory=dict)
     """Kind of each node by its name; empty where the operator may not see nodes."""
+    zones: Mapping[str, str] = field(default_factory=dict)
+    """Zone of each node by its name, as far as nodes name one."""
     other_starts: tuple[Start, ...] = ()
     """Start times of other pools that serve the same model."""
     num_silent: int = 0
@@ -104,7 +106,7 @@ def judge_scaling(
         axes=role.role,
         history=memory.history,
         stale_after_seconds=2 * view.interval_seconds,
-        victim_reuse_per_second=_find_reuses(view, engines, values, memory),
+        victim_reuse_per_second=_find_reuses(snapshot, view, values=values, memory=memory, engines=engines),
     )
     scaling, memory = _add_warm_floor(scaling, role, memory, view, now)
     decision, gap = decide(scaling, now), find_gap(scaling, now)
@@ -263,7 +265,12 @@ def _add_warm_floor(
 
 
 def _find_reuses(
-    view: ScalingView, engines: Sequence[EngineSample], values: Mapping[str, float], memory: Memory
+    snapshot: PoolSnapshot,
+    view: ScalingView,
+    *,
+    engines: Sequence[EngineSample],
+    values: Mapping[str, float],
+    memory: Memory,
 ) -> tuple[float, ...]:
     """Demand that each replica's own cache saves, in the order in which they would leave.
 
@@ -274,7 +281,10 @@ def _find_reuses(
     if not rates:
         return ()
     shares = {s.pod_uid: _find_share(view, s.pod_uid) for s in engines}
-    ranked = rank_victims([Candidate(uid, True, values.get(uid, 0.0), 0) for uid in shares])
+    zones = {pod.uid: view.zones.get(pod.node, "") for pod in snapshot.pods}
+    ranked = rank_victims(
+        [Candidate(uid, True, values.get(uid, 0.0), 0, zones.get(uid, "")) for uid in shares]
+    )
     return tuple(rates.get(c.pod, max(rates.values())) * shares[c.pod] for c in ranked)
 
 

@@ -250,6 +250,8 @@ class PoolSnapshot:
     """Secrets with tenants' API keys that do not exist."""
     forbidden_keys: tuple[str, ...] = ()
     """Those that the operator may not read, and so the gateways, which read them by the same right."""
+    zones: Mapping[str, str] = field(default_factory=dict)
+    """Zone by node, as far as nodes name one and the operator may see them."""
     missing_secrets: tuple[str, ...] = ()
     missing_claims: tuple[str, ...] = ()
     capacity: Capacity | None = None

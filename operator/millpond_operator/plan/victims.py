@@ -18,9 +18,11 @@ def choose_victims(
     pods: list[Pod],
     num: int,
     gateway: GatewayView | None,
+    *,
     values: Mapping[str, float] | None = None,
+    zones: Mapping[str, str] | None = None,
 ) -> list[Pod]:
-    """The replicas to lose: unready first, then least cached value, least work left, youngest.
+    """The replicas to lose: unready first, then least cached value, least work left, youngest; no zone is emptied first.
 
     Args:
         pods: of one revision.
@@ -28,15 +30,18 @@ def choose_victims(
         gateway: what gateways expect in each replica's cache and have open on it.
         values: cached values the engines told, by UID; used where every ready replica has one, since the two
             measures do not compare.
+        zones: by node; a replica whose zone is not known is in none.
     """
     present = sorted((p for p in pods if not p.deleting), key=lambda p: (p.scheduled, -p.created_at, p.name))
     known = values if values and all(pod.uid in values for pod in present if pod.ready) else {}
     by_uid = {pod.uid: pod for pod in present}
-    ranked = rank_victims([_make_candidate(pod, gateway, known) for pod in present])
+    ranked = rank_victims([_make_candidate(pod, gateway, known, zones or {}) for pod in present])
     return [by_uid[candidate.pod] for candidate in ranked[: max(0, num)]]
 
 
-def _make_candidate(pod: Pod, gateway: GatewayView | None, values: Mapping[str, float]) -> Candidate:
+def _make_candidate(
+    pod: Pod, gateway: GatewayView | None, values: Mapping[str, float], zones: Mapping[str, str]
+) -> Candidate:
     endpoints = gateway.find_endpoints(pod.uid) if gateway is not None else ()
     unique = max((endpoint.unique_cached_tokens for endpoint in endpoints), default=0)
     return Candidate(
@@ -44,6 +49,7 @@ def _make_candidate(pod: Pod, gateway: GatewayView | None, values: Mapping[str, 
         is_ready=pod.ready,
         cached_value=values.get(pod.uid, float(unique)),
         open_requests=sum(endpoint.open_requests for endpoint in endpoints),
+        zone=zones.get(pod.node, ""),
     )
 
 

@@ -218,7 +218,13 @@ class _Writes:
             pods = [pod for pod in self.pods if pod.revision == workload.revision]
             wanted = self.counts.by_revision.get(workload.revision, 0)
             present = sum(1 for pod in pods if not pod.deleting)
-            victims = choose_victims(pods, present - wanted, self.snapshot.gateway, self.cached_values)
+            victims = choose_victims(
+                pods,
+                present - wanted,
+                self.snapshot.gateway,
+                values=self.cached_values,
+                zones=self.snapshot.zones,
+            )
             marks += mark_victims(pods, victims)
         return marks
 

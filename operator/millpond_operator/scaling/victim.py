@@ -1,4 +1,4 @@
-"""Which replica leaves: least cached value, then least remaining work; pending ones before all, never the last of a zone."""
+"""Which replica leaves: pending ones first, then least cached value, then least remaining work; the last of a zone at the end."""
 
 from __future__ import annotations
 
@@ -37,11 +37,22 @@ def find_unique_share(*, cached_tokens: int, unique_tokens: int) -> float:
 
 
 def rank_victims(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Candidates in the order in which they should leave; equals keep the order they came in."""
-    per_zone = Counter(candidate.zone for candidate in candidates if candidate.is_ready)
+    """Candidates in the order in which they should leave; equals keep the order they came in.
 
-    def cost(candidate: Candidate) -> tuple[bool, bool, float, int]:
-        is_last = candidate.is_ready and len(per_zone) > 1 and per_zone[candidate.zone] == 1
-        return candidate.is_ready, is_last, candidate.cached_value, candidate.open_requests
+    Whoever would be the last ready replica of a zone, with those before it gone, waits for all that are not.
+    """
+    left = Counter(candidate.zone for candidate in candidates if candidate.is_ready and candidate.zone)
+    spans_zones = len(left) > 1
+    ranked, kept = [], []
+    for candidate in sorted(candidates, key=_compute_cost):
+        if candidate.is_ready and spans_zones and left[candidate.zone] == 1:
+            kept.append(candidate)
+            continue
+        ranked.append(candidate)
+        if candidate.is_ready:
+            left[candidate.zone] -= 1
+    return ranked + kept
 
-    return sorted(candidates, key=cost)
+
+def _compute_cost(candidate: Candidate) -> tuple[bool, float, int]:
+    return candidate.is_ready, candidate.cached_value, candidate.open_requests

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,9 +26,10 @@ class Kube:
     async def list(self, kind: Kind, namespace: str | None) -> Listed:
         assert (kind, namespace) == (NODE, None)
         self.num_lists += 1
+        await asyncio.sleep(0)
         if not self.allowed:
             raise ForbiddenError("nodes is forbidden")
-        labels = {"node.kubernetes.io/instance-type": "a3"}
+        labels = {"node.kubernetes.io/instance-type": "a3", "topology.kubernetes.io/zone": "z1"}
         return Listed([{"metadata": {"name": name, "labels": labels}} for name in self.names])
 
 
@@ -49,6 +51,14 @@ async def test_nodes_are_listed_once_and_again_for_a_new_one() -> None:
     kube.now += PAUSE_SECONDS
     await kinds.refresh({"a", "b"})
     assert (set(kinds.get()), kube.num_lists) == ({"a", "b"}, 2)
+    assert kinds.get_zones() == {"a": "z1", "b": "z1"}
+
+
+async def test_pools_that_ask_at_once_share_one_list() -> None:
+    kube = Kube()
+    kinds = make(kube)
+    await asyncio.gather(*(kinds.refresh({"a"}) for _ in range(5)))
+    assert (kinds.get(), kube.num_lists) == ({"a": "a3"}, 1)
 
 
 async def test_where_nodes_may_not_be_seen_all_are_one_kind_and_nobody_insists() -> None:

@@ -327,9 +327,9 @@ def test_a_change_of_the_count_is_one_event_with_the_numbers() -> None:
 def test_the_engines_values_choose_the_victim_where_all_ready_replicas_told_theirs() -> None:
     pods = [make_pod("a"), make_pod("b"), make_pod("c")]
     values = {"uid-a": 50.0, "uid-b": 3.0, "uid-c": 70.0}
-    assert [p.name for p in choose_victims(pods, 1, None, values)] == ["b"]
+    assert [p.name for p in choose_victims(pods, 1, None, values=values)] == ["b"]
     del values["uid-b"]
-    assert [p.name for p in choose_victims(pods, 1, None, values)] == ["a"], "unknown is not worthless"
+    assert [p.name for p in choose_victims(pods, 1, None, values=values)] == ["a"], "unknown is not worthless"
 
 
 @pytest.mark.parametrize("manager", ["kube-controller-manager", "keda-operator"])

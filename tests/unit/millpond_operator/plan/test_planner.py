@@ -158,6 +158,16 @@ def test_updated_replicas_that_do_not_answer_yet_are_not_told_as_done() -> None:
     assert message.startswith(told)
 
 
+def test_a_scale_down_takes_no_replica_that_is_the_last_of_its_zone() -> None:
+    pool = make_pool(replicas=2)
+    places = {"alone": "node-a", "first": "node-b", "second": "node-c"}
+    pods = tuple(make_pod(name, revision=make_revision(pool), node=node) for name, node in places.items())
+    zones = {"node-a": "east", "node-b": "west", "node-c": "west"}
+    for known, victim in (({}, "alone"), (zones, "first")):
+        decided = plan(make_living(pool, pods=pods, zones=known), SETTINGS, NOW)
+        assert [action.name for action in decided.actions if isinstance(action, MarkPod)] == [victim]
+
+
 def test_op_040_a_draining_replica_is_shown_with_what_is_left() -> None:
     pool = make_pool(replicas=1)
     leaving = make_pod("pod-9", revision=make_revision(pool), deleting=True, deletion_deadline=NOW + 100)
