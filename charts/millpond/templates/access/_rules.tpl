@@ -69,7 +69,7 @@
 - apiGroups: [apiextensions.k8s.io]
   resources: [customresourcedefinitions]
   verbs: [list, watch]
-# Free room of the nodes, for rollouts that know capacity.
+# Free room of the nodes, for rollouts that know capacity; their kinds and zones, for start times and for who leaves.
 - apiGroups: [""]
   resources: [nodes]
   verbs: [list]
