@@ -84,6 +84,7 @@ def test_a_chart_upgrade_under_load_replaces_gateways_and_no_replica(fleet: Flee
     assert site.fetch_pool("kept")["status"]["revision"] == before["status"]["revision"]
 
 
+@pytest.mark.slow  # the test of the last pool and tests/chart/test_lifecycle.py show its halves
 def test_an_uninstall_leaves_nothing(fleet: Fleet) -> None:
     site = fleet.site
     site.apply(fleet.make_fake_pool("last", replicas=1))
