@@ -13,6 +13,7 @@ from tests.support.plan_driver import PlanDriver, generate
 
 from millpond_common.contract.engine_config import EngineConfig, KvCacheConfig
 from millpond_engine.kernels.gpu import configs
+from millpond_engine.records.grammar import TokenMasks
 from millpond_engine.records.request import SamplingParams
 from millpond_engine.records.step import NewRow, RowStep, StepPlan
 from millpond_engine.runner import make_torch_runner
@@ -146,6 +147,36 @@ def test_beams_report_the_likeliest_tokens(llama: tuple[Any, Any]) -> None:
     assert len(branches) == 3
     assert branches[0][0] == generate(oracle, [prompt], 1)[0][0]
     assert branches[0][1] > branches[1][1] > branches[2][1]
+
+
+def test_masks_leave_the_tokens_of_the_cpu_runner(llama: tuple[Any, Any]) -> None:
+    """Launched ahead: each step's masks come when the step before has been read, as the engine does it."""
+    sampling = SamplingParams(temperature=0.0, repetition_penalty=1.2, num_logprobs=1)
+    prompts = make_prompts(9, 5)
+    found = []
+    for runner in llama:
+        generator = random.Random(11)
+        news = tuple(
+            NewRow(i, sampling, 0, tuple(prompt), len(prompt), (3 + i,), constrained=i == 1)
+            for i, prompt in enumerate(prompts)
+        )
+        results, previous = [], None
+        for step in range(3):
+            rows = tuple(
+                RowStep(i, len(p) - 1 + step if step else 0, 1 if step else len(p))
+                for i, p in enumerate(prompts)
+            )
+            pending = runner.launch(StepPlan(step, rows, () if step else news, constrained=(1,)))
+            if previous is not None:
+                results.append(previous.result())
+            allowed = generator.sample(range(211), 5)
+            pending.choose(TokenMasks((1,), sum(1 << token for token in allowed).to_bytes(27, "little"), 27))
+            previous = pending
+        assert previous is not None
+        results.append(previous.result())
+        assert {row.token for row in results[-1].rows if row.row == 1} <= set(allowed)
+        found.append([[(row.row, row.token) for row in result.rows] for result in results])
+    assert found[0] == found[1]
 
 
 def test_a_row_without_a_choice_fails_alone(llama: tuple[Any, Any]) -> None:
