@@ -143,7 +143,9 @@ async def test_every_worker_knows_at_once_what_the_others_decided(
 ) -> None:
     engines = [await make_engine(script=Script(first_seconds=2.0)) for _ in range(2)]
     gateway = await make_workers(*engines)
-    long = asyncio.create_task(ask(gateway, prompt="x" * 20_000))
+    long = asyncio.create_task(
+        ask(gateway, prompt="x" * 400_000)
+    )  # by the speed expected, longer than the engine takes
     async with asyncio.timeout(20):
         while not any(engine.seen for engine in engines):
             await asyncio.sleep(0.005)

@@ -7,7 +7,8 @@ it last gave one, s the learned prefill speed, D decode pressure: about zero whi
 into two kinds: v belong to a prefix that several sessions share, u to this request alone. Recomputing u delays
 everybody later, by λ; recomputing v makes another copy for later requests, so p falls from λ with every use that
 the copy can expect before its eviction.
-λ follows the pool's utilization up to its setting.
+λ follows the pool's utilization up to its setting. What is above the request's own time is paid at the pool's mean speed: a
+slow replica's seconds delay fewer others, and with its own speed it stayed half idle beside full queues.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def compute_score(
     shared_tokens: int,
     num_reuses: float,
     tokens_per_second: float,
+    mean_tokens_per_second: float,
     price: float,
     away_from_home: bool,
     now: float,
@@ -47,6 +49,7 @@ def compute_score(
         shared_tokens: leading prompt tokens that several sessions share.
         num_reuses: how often those would be used on the candidate before they are evicted there.
         tokens_per_second: learned speed.
+        mean_tokens_per_second: of all candidates.
         price: λ for this choice; see `compute_price`.
         away_from_home: the session was served elsewhere before.
         now: seconds on the clock of the load's reservations.
@@ -55,10 +58,10 @@ def compute_score(
     uncached = compute_uncached_tokens(request, cached)
     queue_seconds = load.remaining_tokens(tokens_per_second, now) / tokens_per_second
     missing_shared = min(shared_tokens - cached, uncached) if shared_tokens > cached else 0
-    own_tokens = price * (uncached - missing_shared)
+    others_tokens = (price - 1.0) * (uncached - missing_shared)
     if missing_shared:
-        own_tokens += compute_price_of_sharing(price, num_reuses, settings) * missing_shared
-    own_seconds = own_tokens / tokens_per_second
+        others_tokens += (compute_price_of_sharing(price, num_reuses, settings) - 1.0) * missing_shared
+    own_seconds = uncached / tokens_per_second + others_tokens / mean_tokens_per_second
     decode_tokens = compute_decode_pressure(endpoint, load, request, settings, uncached_tokens=uncached)
     decode_seconds = decode_tokens / tokens_per_second
     affinity_seconds = settings.affinity_tokens / tokens_per_second if away_from_home else 0.0

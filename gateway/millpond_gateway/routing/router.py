@@ -323,7 +323,8 @@ class Router:
         home = self.sessions.find(request.session)
         settings = self.settings
         speeds = [self.speeds.tokens_per_second(endpoint.uid) for endpoint in candidates]
-        price = compute_price(self.work.per_second(now) / sum(speeds), settings)
+        pool_speed = sum(speeds)
+        price = compute_price(self.work.per_second(now) / pool_speed, settings)
         num_gateways = self._partition_gateways
         scores: list[Score] = []
         for endpoint, speed in zip(candidates, speeds, strict=True):
@@ -339,6 +340,7 @@ class Router:
                 shared_tokens=predicted.shared_tokens,
                 num_reuses=self.index.expect_reuses(predicted, uid, now) if missing else 0.0,
                 tokens_per_second=speed,
+                mean_tokens_per_second=pool_speed / len(speeds),
                 price=price,
                 away_from_home=home is not None and home != uid,
                 now=now,

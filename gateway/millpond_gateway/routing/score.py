@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+_LEAST_LEFT: Final = 1.0 / 32.0
+"""Part of a prompt that counts until its first token has come: an idle replica is better."""
+
 
 class Score:
     """Cost of one candidate in seconds, term by term; nobody changes it."""
@@ -109,8 +114,13 @@ class Load:
         """When the replica last gave a first token, or got work after it had none."""
 
     def remaining_tokens(self, tokens_per_second: float, now: float) -> float:
-        """Queued tokens less what was computed since the last first token: of the longest waiting prompt at most."""
+        """Queued tokens less what must have been computed of the longest waiting prompt since the last first token.
+
+        An overdue prompt counts up again, to the whole of it: a replica that is late or stuck is not free.
+        """
         done = (now - self.progress_at) * tokens_per_second
         if done <= 0.0:
             return float(self.queued_tokens)
-        return self.queued_tokens - (done if done < self.oldest_tokens else self.oldest_tokens)
+        oldest = float(self.oldest_tokens)
+        left = max(abs(oldest - done), oldest * _LEAST_LEFT)
+        return self.queued_tokens - oldest + min(left, oldest)

@@ -25,6 +25,7 @@ def score(
     reuses: float = math.inf,
     price: float = 5.0,
     load: Load = IDLE,
+    speed: float = 1000.0,
     **fields: object,
 ) -> Score:
     return compute_score(
@@ -35,7 +36,8 @@ def score(
         prediction=Prediction(cached, cached, None),
         shared_tokens=shared,
         num_reuses=reuses,
-        tokens_per_second=1000.0,
+        tokens_per_second=speed,
+        mean_tokens_per_second=1000.0,
         price=price,
         away_from_home=False,
         now=0.0,
@@ -56,6 +58,15 @@ def test_missing_tokens_of_a_hot_prefix_cost_half_their_time_and_the_rest_its_pr
     cached: int, shared: int, own_seconds: float
 ) -> None:
     assert score(cached=cached, shared=shared).own_seconds == pytest.approx(own_seconds)
+
+
+@pytest.mark.parametrize(("speed", "own_seconds"), [(500.0, 8.0), (1000.0, 4.0), (4000.0, 1.0)])
+def test_what_a_request_costs_others_is_paid_at_the_pools_mean_speed(
+    speed: float, own_seconds: float
+) -> None:
+    """A slow replica's seconds delay fewer others: at its own speed the price kept work from it beside full queues."""
+    assert score(speed=speed, price=1.0).own_seconds == pytest.approx(own_seconds)
+    assert score(speed=speed, price=5.0).own_seconds == pytest.approx(own_seconds + 16.0)
 
 
 @pytest.mark.parametrize(

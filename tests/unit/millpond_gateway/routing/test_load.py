@@ -133,7 +133,9 @@ def test_a_prompt_in_prefill_counts_for_what_is_left_of_it() -> None:
     load = book.live("u0")
     assert load.remaining_tokens(1000.0, 1.0) == 4500  # nothing is done in no time
     assert load.remaining_tokens(1000.0, 3.0) == 2500
-    assert load.remaining_tokens(1000.0, 60.0) == 500  # late or stuck: what waits behind it is still to do
+    assert load.remaining_tokens(1000.0, 5.0) == 4000 / 32 + 500  # due: its first token has still to come
+    assert load.remaining_tokens(1000.0, 6.0) == 1000 + 500
+    assert load.remaining_tokens(1000.0, 60.0) == 4500  # late or stuck: not free
     book.first_token(1, now=4.5)
     assert load.remaining_tokens(1000.0, 4.5) == 500
     assert load.remaining_tokens(1000.0, 4.7) == pytest.approx(300)
@@ -153,7 +155,8 @@ def test_a_cancelled_prompt_leaves_the_progress_of_the_next_one_bounded() -> Non
     for number, tokens in ((1, 4000), (2, 500), (3, 700)):
         book.reserve(make_reservation(number, tokens=tokens))
     book.release(1)
-    assert book.live("u0").remaining_tokens(1000.0, 3.0) == 700
+    assert book.live("u0").remaining_tokens(1000.0, 0.1) == pytest.approx(1100)
+    assert book.live("u0").remaining_tokens(1000.0, 3.0) == 1200
     book.release(2)
     assert book.live("u0").remaining_tokens(1000.0, 0.1) == pytest.approx(600)
     book.release(3)

@@ -103,11 +103,11 @@ def test_a_long_prompt_nearly_computed_keeps_nobody_away() -> None:
     long = place(router, make_cold(1, 20_000), 0.0)
     other = place(router, make_cold(2, 3_000), 18.0)
     assert other.uid != long.uid
-    choice = router.choose(make_cold(3, 1_000), 19.5)
+    choice = router.choose(make_cold(3, 1_000), 19.0)
     assert choice.score is not None
     assert choice.score.uid == long.uid
-    assert choice.score.queue_seconds == pytest.approx(0.5)
-    assert choice.score.wait_seconds == pytest.approx(1.5)
+    assert choice.score.queue_seconds == pytest.approx(1.0)
+    assert choice.score.wait_seconds == pytest.approx(2.0)
 
 
 def test_a_full_hit_still_computes_the_last_token() -> None:
