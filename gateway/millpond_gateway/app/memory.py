@@ -84,7 +84,11 @@ def find_return_free() -> Callable[[], None]:
     control, trim = _find_function("mallctl"), _find_function("malloc_trim")
     if control is not None:
         return lambda: _purge(control)
-    return _do_nothing if trim is None else lambda: trim(0)
+    return _do_nothing if trim is None else lambda: _trim(trim)
+
+
+def _trim(trim: Callable[[int], int]) -> None:
+    trim(0)
 
 
 def _purge(control: Callable[..., int]) -> None:
