@@ -35,6 +35,8 @@ LIMITS = llguidance.LLParserLimits(
 The items of a step are what keeps the worst token under half a second; those of any schema in use stay far below.
 """
 _MAX_THREADS = 8
+_SIDE_BY_SIDE = 32
+"""Masks from which threads are worth waking: most take ten microseconds, and on a CPU the model's threads wait there."""
 
 
 class Library:
@@ -66,7 +68,7 @@ class Library:
         return grammar
 
     def make_masks(self, guides: Sequence[tuple[int, Guide]]) -> TokenMasks:
-        """Masks of (row, guide) pairs, computed side by side; the guides are all of this library."""
+        """Masks of (row, guide) pairs, many of them computed side by side; the guides are all of this library."""
         mine = [guide for _, guide in guides if isinstance(guide, LibraryGuide)]
         assert len(mine) == len(guides), "a guide of another library"
         if not mine:
@@ -74,7 +76,10 @@ class Library:
         words = max(guide.num_words for guide in mine)
         masks = np.zeros((len(mine), words), np.uint32)
         missing = [(guide.matcher, line) for line, guide in enumerate(mine) if not guide.looked]
-        if missing:
+        if len(missing) < _SIDE_BY_SIDE:
+            for matcher, line in missing:
+                matcher.unsafe_compute_mask_ptr(masks[line].ctypes.data, 4 * words)
+        else:
             self._get_executor().unsafe_compute_mask_ptr(missing, masks.ctypes.data, 4 * words, len(mine))
         for line, guide in enumerate(mine):
             guide.take_mask(masks[line])

@@ -85,6 +85,6 @@ def _invert(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     """Index at which the running sum of each row passes `uniform` times its total; weights of 0 are never taken."""
     sums = weights.double().cumsum(-1)
     goal = uniform.unsqueeze(1) * sums[:, -1:]
-    found = torch.searchsorted(sums, goal, right=True).squeeze(1)
-    last = (weights > 0).long().cumsum(-1).argmax(-1)  # rounding may carry the goal to the very end
-    return torch.minimum(found, last)
+    found = torch.searchsorted(sums, goal, right=True)
+    last = torch.searchsorted(sums, sums[:, -1:].contiguous())  # rounding may carry the goal to the very end
+    return torch.minimum(found, last).squeeze(1).clamp(max=weights.shape[1] - 1)  # NaN is found nowhere

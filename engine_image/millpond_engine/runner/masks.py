@@ -34,9 +34,11 @@ class RowMasks:
         return packed
 
     def list_banned(self, rows: Array, vocabulary: int) -> Array:
-        """What rows that have a mask may not choose, bool `[num_rows, vocabulary]`."""
-        allowed = np.unpackbits(self.pack(rows, vocabulary), axis=1, bitorder="little", count=vocabulary)
-        banned: Array = allowed == 0
+        """What rows may not choose, bool `[num_rows, vocabulary]`; nothing where a row has no mask."""
+        banned: Array = np.zeros((len(rows), vocabulary), np.bool_)
+        masked = self.find(rows)
+        packed = self.pack(rows[masked], vocabulary)
+        banned[masked] = np.unpackbits(~packed, axis=1, bitorder="little", count=vocabulary).view(np.bool_)
         return banned
 
 

@@ -15,7 +15,7 @@ from millpond_engine.runner.edits import edit_logits
 from millpond_engine.runner.logprobs import branches, token_logprobs
 from millpond_engine.runner.masks import NO_MASKS, RowMasks
 from millpond_engine.runner.rows import RowTable
-from millpond_engine.runner.sampling_table import SamplingTable, draw_uniforms
+from millpond_engine.runner.sampling_table import SamplingTable, draw_uniforms, edits_logits
 
 SLICE_BYTES = 64 << 20
 """Most bytes of float32 logits that exist at once."""
@@ -90,18 +90,20 @@ class Sampler:
     def _edit(
         self, raw: torch.Tensor, rows: np.ndarray, positions: np.ndarray, masks: RowMasks
     ) -> torch.Tensor:
+        """Scores to choose by; `raw` itself is changed where nobody will be told about it."""
         wanted = self._table.edited[rows].nonzero()[0].tolist()
         if not wanted:
             return raw
-        edited = raw.clone()
+        reports = any(self._rows.info(row).sampling.num_logprobs is not None for row in rows.tolist())
+        edited = raw.clone() if reports else raw
         masked = masks.find(rows)
         if masked:
-            banned = torch.from_numpy(masks.list_banned(rows[masked], raw.shape[1])).to(raw.device)
-            for index, row_banned in zip(masked, banned, strict=True):
-                edited[index].masked_fill_(row_banned, -math.inf)
+            banned = torch.from_numpy(masks.list_banned(rows, raw.shape[1]))
+            edited.masked_fill_(banned.to(raw.device), -math.inf)
         for index in wanted:
             info: NewRow = self._rows.info(int(rows[index]))
-            edit_logits(edited[index], info, self._rows.tokens[rows[index], : positions[index]])
+            if info.min_tokens or edits_logits(info.sampling):
+                edit_logits(edited[index], info, self._rows.tokens[rows[index], : positions[index]])
         return edited
 
     def _params(self, rows: np.ndarray, positions: np.ndarray, device: torch.device) -> DrawParams:

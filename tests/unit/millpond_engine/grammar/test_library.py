@@ -93,15 +93,16 @@ def test_sequences_of_one_grammar_do_not_know_each_other() -> None:
     assert list_allowed(first) == {ord("a"), ord("b")}
 
 
-def test_masks_of_many_guides_are_those_of_each() -> None:
+@pytest.mark.parametrize("number", [9, 40])  # one after the other, and side by side
+def test_masks_of_many_guides_are_those_of_each(number: int) -> None:
     grammar = compile_schema({"type": "array", "items": {"type": "string"}})
-    guides = [grammar.start() for _ in range(9)]
-    for number, guide in enumerate(guides):
-        say(guide, b'["abc", "d"]'[:number])
+    guides = [grammar.start() for _ in range(number)]
+    for place, guide in enumerate(guides):
+        say(guide, b'["abc", "d"]'[: place % 11])
     masks = LIBRARY.make_masks([(row + 5, guide) for row, guide in enumerate(guides)])
-    assert masks.rows == tuple(range(5, 14))
-    for number, guide in enumerate(guides):
-        line = masks.bits[number * masks.row_bytes : (number + 1) * masks.row_bytes]
+    assert masks.rows == tuple(range(5, 5 + number))
+    for place, guide in enumerate(guides):
+        line = masks.bits[place * masks.row_bytes : (place + 1) * masks.row_bytes]
         assert line == LIBRARY.make_masks([(0, guide)]).bits
     assert LIBRARY.make_masks([]).rows == ()
 
