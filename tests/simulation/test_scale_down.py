@@ -17,6 +17,8 @@ GROW_AT, SHRINK_AT, END_AT = 300.0, 310.0, 380.0
 PREFIX_BLOCKS, OWN_BLOCKS = 24, 2
 NUM_PREFIXES = 120
 """One of them has 60 % of the traffic."""
+MAX_DIP = 3.0
+"""Points of the hit rate."""
 ENGINE = EngineModel(num_blocks=3_000)
 
 
@@ -70,5 +72,6 @@ def find_hit_rate(outcomes: Sequence[Outcome]) -> float:
 
 
 def test_as_018_the_least_valuable_leaves_and_the_hit_rate_hardly_dips() -> None:
-    assert measure_dip(lambda ranked: ranked[0]) <= 3.0
-    assert measure_dip(lambda ranked: ranked[-1]) > 5.0, "the goal would mean little if any victim met it"
+    dips = [measure_dip(lambda ranked, place=place: ranked[place]) for place in range(4)]
+    assert dips[0] <= MAX_DIP
+    assert min(dips[1:]) > MAX_DIP, "the goal would mean little if another victim met it"
