@@ -11,6 +11,9 @@ from millpond_gateway.proxy.dispatch import Call, Waiter
 from millpond_gateway.routing.records import RequestView, TenantHolds
 
 _SOON: Final = 0.001
+_LATE_SECONDS: Final = 0.03
+_MAX_DELAYS: Final = 10
+"""Of one claim: about a second on a process that is always late."""
 
 
 class Waiting:
@@ -49,7 +52,7 @@ def _no_time() -> float:
 class Claim:
     """One waiting request and whom to tell."""
 
-    __slots__ = ("adapter", "call", "due", "request", "waiter")
+    __slots__ = ("adapter", "call", "due", "num_delays", "request", "waiter")
 
     def __init__(self, call: Call, adapter: str, request: RequestView, waiter: Waiter, due: float) -> None:
         self.call = call
@@ -57,6 +60,7 @@ class Claim:
         self.request = request
         self.waiter = waiter
         self.due = due
+        self.num_delays = 0
 
 
 class ClaimDesk:
@@ -76,8 +80,7 @@ class ClaimDesk:
         """Wait until every gateway knows of the claim."""
         self._claims[call.id] = Claim(call, adapter, request, waiter, now + CLAIM_SECONDS)
         self.version += 1
-        if self._sharing.call_later is not None:
-            self._sharing.call_later(CLAIM_SECONDS + _SOON, self._settle)
+        self._come_back()
 
     def remove(self, call_id: str) -> None:
         """The client left."""
@@ -85,9 +88,18 @@ class ClaimDesk:
             self.version += 1
 
     def take_due(self, now: float) -> Claim | None:
-        """The oldest claim whose time has come."""
+        """The oldest claim whose time has come.
+
+        Where this process is late itself, it has not read yet what the others said meanwhile: all claims wait once more.
+        """
         claim = next(iter(self._claims.values()), None)
         if claim is None or claim.due > now:
+            return None
+        if now - claim.due > _LATE_SECONDS and claim.num_delays < _MAX_DELAYS:
+            for late in self._claims.values():
+                late.due = now + CLAIM_SECONDS
+                late.num_delays += 1
+            self._come_back()
             return None
         del self._claims[claim.call.id]
         self.version += 1
@@ -99,6 +111,10 @@ class ClaimDesk:
         self._claims.clear()
         self.version += 1
         return claims
+
+    def _come_back(self) -> None:
+        if self._sharing.call_later is not None:
+            self._sharing.call_later(CLAIM_SECONDS + _SOON, self._settle)
 
     def make_holds(self, queue: HoldQueue) -> TenantHolds:
         """What peers are told: what is held here and what is claimed."""
