@@ -20,6 +20,7 @@ from millpond_engine.runner.cuda_graphs import DecodeGraphs
 from millpond_engine.runner.cuda_rows import DeviceRows
 from millpond_engine.runner.cuda_runtime import DeviceRuntime, Fetch
 from millpond_engine.runner.cuda_sampler import CudaSampler, PendingPrompt, PendingRows
+from millpond_engine.runner.forward import Forward
 from millpond_engine.runner.masks import NO_MASKS, RowMasks
 from millpond_engine.runner.sampler import SampledStep
 
@@ -43,24 +44,13 @@ class CudaStep:
         raise AssertionError(f"step {self.step} has chosen: its plan names no constrained rows")
 
 
-@dataclass(frozen=True, slots=True)
-class _Forward:
-    """A forward pass on the device and what is wanted of it."""
-
-    steps: tuple[RowStep, ...] = ()
-    hidden: torch.Tensor | None = None
-    """Behind the last token of sampled rows, then of all tokens of reported ones."""
-    sampled: tuple[int, ...] = ()
-    reported: tuple[int, ...] = ()
-
-
 class OpenCudaStep:
     """A step whose forward pass runs on the device while the masks of its choice are made.
 
     Nothing else may be launched between its pass and its choice: a graph's output is overwritten by the next one.
     """
 
-    def __init__(self, runner: CudaRunner, plan: StepPlan, forward: _Forward, since: Any) -> None:
+    def __init__(self, runner: CudaRunner, plan: StepPlan, forward: Forward, since: Any) -> None:
         self._runner = runner
         self._plan = plan
         self._forward = forward
@@ -116,7 +106,7 @@ class CudaRunner:
             return OpenCudaStep(self, plan, forward, since)
         return self.finish(plan, forward, NO_MASKS, since)
 
-    def finish(self, plan: StepPlan, forward: _Forward, masks: RowMasks, since: Any) -> CudaStep:
+    def finish(self, plan: StepPlan, forward: Forward, masks: RowMasks, since: Any) -> CudaStep:
         """Launch the choice of a step's tokens and their way to the host.
 
         Raises:
@@ -138,20 +128,20 @@ class CudaRunner:
         with torch.inference_mode():
             self._cache.poison(blocks)
 
-    def _execute(self, plan: StepPlan) -> _Forward:
+    def _execute(self, plan: StepPlan) -> Forward:
         self._cache.move(plan)
         self._rows.apply(plan)
         for new in plan.new_rows:
             self._sampler.add(new)
         self._cache.copy(plan.copies)
-        return self._run_rows(plan.rows) if plan.rows else _Forward()
+        return self._run_rows(plan.rows) if plan.rows else Forward()
 
-    def _run_rows(self, steps: tuple[RowStep, ...]) -> _Forward:
+    def _run_rows(self, steps: tuple[RowStep, ...]) -> Forward:
         sampled = [index for index, step in enumerate(steps) if step.sample or step.num_branches]
         reported = [index for index, step in enumerate(steps) if step.prompt_logprobs]
-        return _Forward(steps, self._hidden(steps, sampled, reported), tuple(sampled), tuple(reported))
+        return Forward(steps, self._hidden(steps, sampled, reported), tuple(sampled), tuple(reported))
 
-    def _sample(self, forward: _Forward, masks: RowMasks) -> list[PendingRows | PendingPrompt]:
+    def _sample(self, forward: Forward, masks: RowMasks) -> list[PendingRows | PendingPrompt]:
         parts: list[PendingRows | PendingPrompt] = []
         steps, hidden, sampled = forward.steps, forward.hidden, forward.sampled
         if hidden is None:

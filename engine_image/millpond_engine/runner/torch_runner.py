@@ -14,6 +14,7 @@ from millpond_engine.kernels.inputs import PagedAttention
 from millpond_engine.model.decoder import Decoder
 from millpond_engine.records.grammar import TokenMasks
 from millpond_engine.records.step import RowResult, RowStep, StepPlan, StepResult
+from millpond_engine.runner.forward import Forward
 from millpond_engine.runner.kv_cache import KvCache
 from millpond_engine.runner.masks import NO_MASKS, RowMasks
 from millpond_engine.runner.rows import RowTable
@@ -34,21 +35,10 @@ class FinishedStep:
         return self.outcome
 
 
-@dataclass(frozen=True, slots=True)
-class _Forward:
-    """What the forward pass of a step left for the choice of its tokens."""
-
-    steps: tuple[RowStep, ...] = ()
-    hidden: torch.Tensor | None = None
-    """Behind the last token of sampled rows, then of all tokens of reported ones."""
-    sampled: tuple[int, ...] = ()
-    reported: tuple[int, ...] = ()
-
-
 class OpenStep:
     """A step whose forward pass is done and whose tokens wait for their masks."""
 
-    def __init__(self, runner: TorchRunner, plan: StepPlan, forward: _Forward, seconds: float) -> None:
+    def __init__(self, runner: TorchRunner, plan: StepPlan, forward: Forward, seconds: float) -> None:
         self._runner = runner
         self._plan = plan
         self._forward = forward
@@ -90,7 +80,7 @@ class TorchRunner:
             return OpenStep(self, plan, forward, seconds)
         return FinishedStep(self.finish(plan, forward, NO_MASKS, seconds))
 
-    def finish(self, plan: StepPlan, forward: _Forward, masks: RowMasks, seconds: float) -> StepResult:
+    def finish(self, plan: StepPlan, forward: Forward, masks: RowMasks, seconds: float) -> StepResult:
         """Choose the tokens of a step; `seconds` is what its forward pass took.
 
         Raises:
@@ -113,16 +103,16 @@ class TorchRunner:
         with torch.inference_mode():
             self._cache.poison(blocks)
 
-    def _execute(self, plan: StepPlan) -> _Forward:
+    def _execute(self, plan: StepPlan) -> Forward:
         self._cache.swap_out(plan.swap_out)
         self._cache.swap_in(plan.swap_in)
         self._rows.apply(plan)
         for new in plan.new_rows:
             self._table.add(new)
         self._cache.copy(plan.copies)
-        return self._run_model(plan.rows) if plan.rows else _Forward()
+        return self._run_model(plan.rows) if plan.rows else Forward()
 
-    def _run_model(self, steps: tuple[RowStep, ...]) -> _Forward:
+    def _run_model(self, steps: tuple[RowStep, ...]) -> Forward:
         inputs, tokens = self._rows.inputs(steps)
         self._attention.bind(inputs)
         sampled = [index for index, step in enumerate(steps) if step.sample or step.num_branches]
@@ -131,9 +121,9 @@ class TorchRunner:
         spans = [torch.arange(int(offsets[index]), int(offsets[index + 1])) for index in reported]
         wanted = torch.cat([offsets[1:][sampled] - 1, *spans])
         hidden = self._model.forward(tokens, self._attention, wanted)
-        return _Forward(steps, hidden, tuple(sampled), tuple(reported))
+        return Forward(steps, hidden, tuple(sampled), tuple(reported))
 
-    def _sample(self, forward: _Forward, masks: RowMasks) -> SampledStep:
+    def _sample(self, forward: Forward, masks: RowMasks) -> SampledStep:
         out, steps, hidden = SampledStep(), forward.steps, forward.hidden
         if hidden is None:
             return out

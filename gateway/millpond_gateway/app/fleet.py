@@ -173,9 +173,8 @@ class Fleet:
             tenant = find_tenant(state.spec, call.caller)
             if isinstance(tenant, ApiError):
                 return tenant
-        state = self._open.setdefault(
-            call.id, state
-        )  # another attempt stays where the first one is in the books
+        # Another attempt stays where the first one is in the books.
+        state = self._open.setdefault(call.id, state)
         return state.submit(call, adapter, tried, waiter, now)
 
     def withdraw(self, call: Call, now: float) -> None:
